@@ -1,0 +1,1 @@
+//! The qkv cache for candle models.

@@ -1,0 +1,2 @@
+//! Project commands: `cargo xtask <command>`.
+fn main() {}

@@ -1,0 +1,70 @@
+//! Static FP8 scales. They live inside the cache, so writing and reading cannot disagree.
+
+use crate::error::{Error, Result};
+
+/// Static FP8 scales of keys and values: one a layer, or one a layer and kv head.
+///
+/// A format with [`Granularity::Tensor`](crate::Granularity::Tensor) or
+/// [`Granularity::Head`](crate::Granularity::Head) needs them; unit scales have to be asked for by name.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scales {
+    key: Vec<f32>,
+    value: Vec<f32>,
+    layers: usize,
+}
+
+impl Scales {
+    /// Scale 1 for every layer: plain FP8 storage.
+    pub fn unit(layers: usize) -> Self {
+        Self { key: vec![1.0; layers], value: vec![1.0; layers], layers }
+    }
+
+    /// One scale a layer, or one a layer and kv head (`[layers][kv_heads]`, row-major), for keys and values.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if the lengths are no equal multiple of `layers`; [`Error::Unsupported`] for a scale
+    /// that is not finite and positive.
+    pub fn new(layers: usize, key: Vec<f32>, value: Vec<f32>) -> Result<Self> {
+        for (what, s) in [("key scales", &key), ("value scales", &value)] {
+            if s.is_empty() || layers == 0 || s.len() % layers != 0 {
+                return Err(Error::Length { what, expected: layers, got: s.len() });
+            }
+            if let Some(x) = s.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
+                return Err(Error::Unsupported {
+                    what,
+                    got: x.to_string(),
+                    why: "an FP8 scale is finite and positive".into(),
+                });
+            }
+        }
+        Ok(Self { key, value, layers })
+    }
+
+    /// Layers covered.
+    pub fn layers(&self) -> usize {
+        self.layers
+    }
+
+    /// Scales a layer holds: (keys, values).
+    pub fn per_layer(&self) -> (usize, usize) {
+        (self.key.len() / self.layers.max(1), self.value.len() / self.layers.max(1))
+    }
+
+    /// The scale of keys of a layer and head, if held.
+    pub fn key(&self, layer: usize, head: usize) -> Option<f32> {
+        Self::at(&self.key, self.layers, layer, head)
+    }
+
+    /// The scale of values of a layer and head, if held.
+    pub fn value(&self, layer: usize, head: usize) -> Option<f32> {
+        Self::at(&self.value, self.layers, layer, head)
+    }
+
+    fn at(s: &[f32], layers: usize, layer: usize, head: usize) -> Option<f32> {
+        let per = s.len() / layers.max(1);
+        if layer >= layers {
+            return None;
+        }
+        if per == 1 { s.get(layer).copied() } else if head < per { s.get(layer * per + head).copied() } else { None }
+    }
+}
