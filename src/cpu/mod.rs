@@ -1,1 +1,3 @@
 //! The CPU backend.
+
+pub(crate) mod attend;
