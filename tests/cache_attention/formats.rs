@@ -226,7 +226,7 @@ fn run(key: Format, value: Format, seed: u64, key_dim: usize, value_dim: usize, 
     // A prompt through prefill (in two chunks), then steps of a few tokens; batch rows of different lengths.
     for step in 0..5 {
         let prefill = step < 2;
-        let n = [case.rng.below(if prefill { 180 } else { 9 }) + prefill as usize, 1 + case.rng.below(3)];
+        let n = [case.rng.below(if prefill { 110 } else { 9 }) + prefill as usize, 1 + case.rng.below(3)];
         let starts = [0, n[0] as i32, (n[0] + n[1]) as i32];
         let rows = n[0] + n[1];
         let (k, v) = case.kv(rows);
