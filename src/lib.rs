@@ -1,5 +1,6 @@
 //! Quantized key/value cache (crate docs to be written last).
 
+mod attention;
 mod backend;
 pub mod cache;
 mod config;
@@ -12,6 +13,7 @@ mod scales;
 mod simd;
 mod tensor;
 
+pub use attention::{attention, merge_states};
 pub use config::{AttendParams, CacheConfig, LayerConfig};
 pub use error::{Error, Result};
 pub use format::{Affine, Axis, Bits, Fit, Format, Fp8, Fp8Kind, Granularity};

@@ -81,7 +81,8 @@ impl Item<'_> {
             let q = &mut scratch.q[r * dim..][..dim];
             self.q.read_row(self.first_row + query, head, q);
             scale(self.isa, q, factor);
-            let (from, to) = visible(query, self.queries, total, self.sliding_window, self.params.bidirectional);
+            let (from, to) =
+                visible(query, self.queries, total, self.sliding_window, self.params.bidirectional);
             scratch.rows[r] = Row {
                 from: from.max(self.tokens.start).max(self.head.first),
                 to: to.min(self.tokens.end),
@@ -154,7 +155,12 @@ impl Item<'_> {
     }
 
     fn exact_tile(
-        &self, scratch: &mut Scratch, start: usize, (from, to): (usize, usize), keys: Source<'_>, values: Source<'_>,
+        &self,
+        scratch: &mut Scratch,
+        start: usize,
+        (from, to): (usize, usize),
+        keys: Source<'_>,
+        values: Source<'_>,
     ) {
         let (rows, dim) = (self.flat.len(), self.key_dim());
         for Slices { from, to } in Slices::of(from, to, SLICE) {
@@ -169,7 +175,17 @@ impl Item<'_> {
             by_rows(&scratch.rows[..rows], u64::MAX, |r, n, span| {
                 let out = &mut scratch.out[r * self.value_dim + c..];
                 let weights = &scratch.scores[r * TILE..];
-                weigh(self.isa, values, span, weights, n, SLAB, super::kernels::Epilogue::Add, out, self.value_dim);
+                weigh(
+                    self.isa,
+                    values,
+                    span,
+                    weights,
+                    n,
+                    SLAB,
+                    super::kernels::Epilogue::Add,
+                    out,
+                    self.value_dim,
+                );
             });
         }
     }
@@ -178,7 +194,11 @@ impl Item<'_> {
 /// Tokens `[from, to)` that query `i` of `n` sees of a sequence of `total` tokens: itself and what is before it, inside
 /// the sliding window; and all members of a bidirectional range that it is in.
 fn visible(
-    i: usize, n: usize, total: usize, sliding_window: Option<usize>, bidirectional: &[(usize, usize)],
+    i: usize,
+    n: usize,
+    total: usize,
+    sliding_window: Option<usize>,
+    bidirectional: &[(usize, usize)],
 ) -> (usize, usize) {
     // Without a position (fewer tokens than queries) there is nothing to see.
     let Some(position) = (total + i).checked_sub(n) else { return (0, 0) };

@@ -18,20 +18,38 @@ use crate::simd::{Isa, dispatch, fma};
 fn sums(a: [[f32; 8]; 8]) -> [f32; 8] {
     let halves = |x: [f32; 8], y: [f32; 8]| -> [f32; 8] {
         [
-            x[0] + x[4], x[1] + x[5], x[2] + x[6], x[3] + x[7],
-            y[0] + y[4], y[1] + y[5], y[2] + y[6], y[3] + y[7],
+            x[0] + x[4],
+            x[1] + x[5],
+            x[2] + x[6],
+            x[3] + x[7],
+            y[0] + y[4],
+            y[1] + y[5],
+            y[2] + y[6],
+            y[3] + y[7],
         ]
     };
     let quarters = |x: [f32; 8], y: [f32; 8]| -> [f32; 8] {
         [
-            x[0] + x[2], x[1] + x[3], y[0] + y[2], y[1] + y[3],
-            x[4] + x[6], x[5] + x[7], y[4] + y[6], y[5] + y[7],
+            x[0] + x[2],
+            x[1] + x[3],
+            y[0] + y[2],
+            y[1] + y[3],
+            x[4] + x[6],
+            x[5] + x[7],
+            y[4] + y[6],
+            y[5] + y[7],
         ]
     };
     let eighths = |x: [f32; 8], y: [f32; 8]| -> [f32; 8] {
         [
-            x[0] + x[1], x[2] + x[3], y[0] + y[1], y[2] + y[3],
-            x[4] + x[5], x[6] + x[7], y[4] + y[5], y[6] + y[7],
+            x[0] + x[1],
+            x[2] + x[3],
+            y[0] + y[1],
+            y[2] + y[3],
+            x[4] + x[5],
+            x[6] + x[7],
+            y[4] + y[5],
+            y[6] + y[7],
         ]
     };
     let z = [halves(a[0], a[4]), halves(a[1], a[5]), halves(a[2], a[6]), halves(a[3], a[7])];
@@ -77,15 +95,22 @@ fn dot_body<
     const SCALED: bool,
     const FMA: bool,
 >(
-    keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32],
+    keys: Strided<'_>,
+    from: usize,
+    to: usize,
+    q: &[f32],
+    dim: usize,
+    scale: GroupSteps<'_>,
+    scores: &mut [f32],
 ) {
     let n = dim / 8;
     let q: [&[[f32; 8]]; ROWS] = std::array::from_fn(|r| &q[r * dim..][..dim].as_chunks::<8>().0[..n]);
     let mut t = from;
     while t < to {
         let token: [usize; TOKENS] = std::array::from_fn(|i| (t + i).min(to - 1));
-        let rows: [&[[u8; BYTES]]; TOKENS] =
-            std::array::from_fn(|i| &keys.bytes[token[i] * keys.stride..][..n * BYTES].as_chunks::<BYTES>().0[..n]);
+        let rows: [&[[u8; BYTES]]; TOKENS] = std::array::from_fn(|i| {
+            &keys.bytes[token[i] * keys.stride..][..n * BYTES].as_chunks::<BYTES>().0[..n]
+        });
         let mut acc = [[0f32; 8]; 8];
         if SCALED {
             let mut at = 0;
@@ -136,17 +161,29 @@ dispatch! {
 /// Scores of tokens `from..to` for all `rows` of q (`[rows][dim]`): `scores[row][token] = sum(q * key)`, with the
 /// keys multiplied by `scale` where one is given.
 pub(super) fn dot(
-    isa: Isa, keys: Strided<'_>, (from, to): (usize, usize), q: &[f32], rows: usize, dim: usize,
-    scale: Option<GroupSteps<'_>>, scores: &mut [f32],
+    isa: Isa,
+    keys: Strided<'_>,
+    (from, to): (usize, usize),
+    q: &[f32],
+    rows: usize,
+    dim: usize,
+    scale: Option<GroupSteps<'_>>,
+    scores: &mut [f32],
 ) {
     let mut r = 0;
     while r < rows {
         let (q, s) = (&q[r * dim..], &mut scores[r * TILE..]);
         let none = GroupSteps { steps: &[], groups: 0, vectors: 0 };
         match (scale, rows - r) {
-            (None, 4..) => with_kind!(keys.kind, |K, B| dot_k::<K, B, 4, 2, false>(isa, keys, from, to, q, dim, none, s)),
-            (None, 2..) => with_kind!(keys.kind, |K, B| dot_k::<K, B, 2, 4, false>(isa, keys, from, to, q, dim, none, s)),
-            (None, _) => with_kind!(keys.kind, |K, B| dot_k::<K, B, 1, 8, false>(isa, keys, from, to, q, dim, none, s)),
+            (None, 4..) => {
+                with_kind!(keys.kind, |K, B| dot_k::<K, B, 4, 2, false>(isa, keys, from, to, q, dim, none, s))
+            }
+            (None, 2..) => {
+                with_kind!(keys.kind, |K, B| dot_k::<K, B, 2, 4, false>(isa, keys, from, to, q, dim, none, s))
+            }
+            (None, _) => {
+                with_kind!(keys.kind, |K, B| dot_k::<K, B, 1, 8, false>(isa, keys, from, to, q, dim, none, s))
+            }
             (Some(g), 4..) => {
                 with_kind!(keys.kind, |K, B| dot_k::<K, B, 4, 2, true>(isa, keys, from, to, q, dim, g, s); 1 2 3 4 8)
             }
@@ -185,8 +222,20 @@ pub(super) enum Epilogue<'a> {
 }
 
 #[inline(always)]
-fn weigh_body<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize, const FMA: bool>(
-    values: Strided<'_>, from: usize, to: usize, weights: &[f32], width: usize, end: Epilogue<'_>, out: &mut [f32],
+fn weigh_body<
+    const KIND: usize,
+    const BYTES: usize,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const FMA: bool,
+>(
+    values: Strided<'_>,
+    from: usize,
+    to: usize,
+    weights: &[f32],
+    width: usize,
+    end: Epilogue<'_>,
+    out: &mut [f32],
     out_stride: usize,
 ) {
     let w: [&[f32]; ROWS] = std::array::from_fn(|r| &weights[r * TILE..][from..to]);
@@ -207,19 +256,32 @@ fn weigh_body<const KIND: usize, const BYTES: usize, const ROWS: usize, const VE
 
 /// `VECTORS * 8` channels from channel `c` on.
 #[inline(always)]
-fn weigh_block<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize, const FMA: bool>(
-    values: Strided<'_>, from: usize, w: [&[f32]; ROWS], c: usize, end: Epilogue<'_>, total: [f32; ROWS],
-    out: &mut [f32], out_stride: usize,
+fn weigh_block<
+    const KIND: usize,
+    const BYTES: usize,
+    const ROWS: usize,
+    const VECTORS: usize,
+    const FMA: bool,
+>(
+    values: Strided<'_>,
+    from: usize,
+    w: [&[f32]; ROWS],
+    c: usize,
+    end: Epilogue<'_>,
+    total: [f32; ROWS],
+    out: &mut [f32],
+    out_stride: usize,
 ) {
     let n = w[0].len();
     let w: [&[f32]; ROWS] = std::array::from_fn(|r| &w[r][..n]);
     let mut acc = [[[0f32; 8]; VECTORS]; ROWS];
     let mut at = from * values.stride + c / 8 * BYTES;
     for t in 0..n {
-        let row: &[[u8; BYTES]; VECTORS] = match values.bytes[at..at + VECTORS * BYTES].as_chunks::<BYTES>().0.try_into() {
-            Ok(row) => row,
-            Err(_) => unreachable!("the slice has VECTORS chunks"),
-        };
+        let row: &[[u8; BYTES]; VECTORS] =
+            match values.bytes[at..at + VECTORS * BYTES].as_chunks::<BYTES>().0.try_into() {
+                Ok(row) => row,
+                Err(_) => unreachable!("the slice has VECTORS chunks"),
+            };
         for v in 0..VECTORS {
             let x = load8::<KIND, BYTES, FMA>(&row[v]);
             for r in 0..ROWS {
@@ -263,8 +325,15 @@ dispatch! {
 /// `out[row][channel] += sum over tokens from..to of weights[row][token] * value[token][channel]` for `width`
 /// channels (a multiple of 16) and 1, 2 or 4 rows.
 pub(super) fn weigh(
-    isa: Isa, values: Strided<'_>, (from, to): (usize, usize), weights: &[f32], rows: usize, width: usize,
-    end: Epilogue<'_>, out: &mut [f32], out_stride: usize,
+    isa: Isa,
+    values: Strided<'_>,
+    (from, to): (usize, usize),
+    weights: &[f32],
+    rows: usize,
+    width: usize,
+    end: Epilogue<'_>,
+    out: &mut [f32],
+    out_stride: usize,
 ) {
     let (v, w, d, o, s) = (values, weights, width, out, out_stride);
     match rows {
@@ -276,7 +345,12 @@ pub(super) fn weigh(
 
 #[inline(always)]
 fn expand_body<const KIND: usize, const BYTES: usize, const FMA: bool>(
-    bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize, out: &mut [f32],
+    bytes: &[u8],
+    at: &[usize],
+    width: usize,
+    scale: Option<GroupSteps<'_>>,
+    first: usize,
+    out: &mut [f32],
 ) {
     let n = width / 8;
     for (t, (at, o)) in at.iter().zip(out.chunks_exact_mut(width)).enumerate() {
@@ -305,7 +379,13 @@ dispatch! {
 /// Unpacks `width` elements (a multiple of 8) at each of the byte offsets `at` into `out[row][width]`. `scale` applies
 /// to the rows as those of tokens `first` on.
 pub(super) fn expand(
-    isa: Isa, kind: usize, bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize,
+    isa: Isa,
+    kind: usize,
+    bytes: &[u8],
+    at: &[usize],
+    width: usize,
+    scale: Option<GroupSteps<'_>>,
+    first: usize,
     out: &mut [f32],
 ) {
     with_kind!(kind, |K, B| expand_k::<K, B>(isa, bytes, at, width, scale, first, out))

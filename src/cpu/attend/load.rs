@@ -4,8 +4,6 @@
 //! before the multiplication. Affine codes come out as plain integers: step and min are applied elsewhere
 //! (`tile.rs`).
 
-use half::f16;
-
 /// Affine codes have their number of bits as kind.
 pub(super) const E4M3: usize = 9;
 /// FP8 with 5 exponent bits.
@@ -46,7 +44,9 @@ pub(super) use with_kind;
 pub(super) fn load8<const KIND: usize, const BYTES: usize, const FMA: bool>(b: &[u8; BYTES]) -> [f32; 8] {
     let half = |i: usize| u16::from_le_bytes([b[2 * i], b[2 * i + 1]]);
     match KIND {
-        F32 => std::array::from_fn(|i| f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]])),
+        F32 => {
+            std::array::from_fn(|i| f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]))
+        }
         BF16 => std::array::from_fn(|i| f32::from_bits((half(i) as u32) << 16)),
         F16 => half8::<FMA>(std::array::from_fn(half)),
         E4M3 => std::array::from_fn(|i| e4m3(b[i])),
@@ -65,7 +65,10 @@ pub(super) fn load8<const KIND: usize, const BYTES: usize, const FMA: bool>(b: &
 #[inline(always)]
 pub(super) fn pairs8<const FMA: bool>(b: &[u8; 32]) -> ([f32; 8], [f32; 8]) {
     let half = |i: usize| u16::from_le_bytes([b[2 * i], b[2 * i + 1]]);
-    (half8::<FMA>(std::array::from_fn(|i| half(2 * i))), half8::<FMA>(std::array::from_fn(|i| half(2 * i + 1))))
+    (
+        half8::<FMA>(std::array::from_fn(|i| half(2 * i))),
+        half8::<FMA>(std::array::from_fn(|i| half(2 * i + 1))),
+    )
 }
 
 /// Eight f16 numbers.
@@ -90,7 +93,7 @@ fn half8<const FMA: bool>(h: [u16; 8]) -> [f32; 8] {
 #[inline]
 #[target_feature(enable = "avx,f16c")]
 fn half8_f16c(h: [u16; 8]) -> [f32; 8] {
-    bytemuck::must_cast(std::arch::x86_64::_mm256_cvtph_ps(bytemuck::must_cast(h)))
+    bytemuck::cast(std::arch::x86_64::_mm256_cvtph_ps(bytemuck::cast(h)))
 }
 
 /// One E4M3 byte. Numbers below the normal ones are built one exponent up and brought down by a subtraction.
@@ -113,15 +116,10 @@ fn e5m2(byte: u8) -> f32 {
     f32::from_bits(bits | ((byte & 0x80) as u32) << 24)
 }
 
-/// One f16 number, for the few that are read alone.
-#[inline]
-pub(super) fn one_half(x: f16) -> f32 {
-    x.to_f32()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
 
     /// The value of a small float from its definition.
     fn decode(byte: u8, exponent_bits: i32, has_infinity: bool) -> f64 {

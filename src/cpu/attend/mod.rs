@@ -158,9 +158,16 @@ impl Cut {
 /// Query i of the n of a sequence sits at position `total - n + i`. A row that sees no key has output 0 and LSE -inf (or
 /// its sink logit). `head_of(sequence, kv head)` says what is stored. The caller has checked shapes.
 pub(crate) fn attend<'h>(
-    isa: Isa, head_of: &(impl Fn(usize, usize) -> Head<'h> + Sync), batch: &Batch<'_>, kv_heads: usize,
-    q: &TensorRef<'_>, params: &AttendParams<'_>, sliding_window: Option<usize>, out: &mut TensorMut<'_>,
-    lse: Option<&mut [f32]>, workspace: &mut Workspace,
+    isa: Isa,
+    head_of: &(impl Fn(usize, usize) -> Head<'h> + Sync),
+    batch: &Batch<'_>,
+    kv_heads: usize,
+    q: &TensorRef<'_>,
+    params: &AttendParams<'_>,
+    sliding_window: Option<usize>,
+    out: &mut TensorMut<'_>,
+    lse: Option<&mut [f32]>,
+    workspace: &mut Workspace,
 ) {
     let [rows, query_heads, key_dim] = q.dims();
     let value_dim = out.dims()[2];
@@ -189,7 +196,8 @@ pub(crate) fn attend<'h>(
         let s = starts.partition_point(|x| *x <= item) - 1;
         let c = cut(s);
         let item = item - starts[s];
-        let (kv_head, block, chunk) = (item / (c.blocks * c.chunks), item / c.chunks % c.blocks, item % c.chunks);
+        let (kv_head, block, chunk) =
+            (item / (c.blocks * c.chunks), item / c.chunks % c.blocks, item % c.chunks);
         let tokens = if c.chunks == 1 {
             0..c.total
         } else {
@@ -239,7 +247,8 @@ pub(crate) fn attend<'h>(
                 // SAFETY: the writers are done, and this item is the only one with this sequence and head.
                 &*unsafe { partials.part(s * per_sequence + (chunk * query_heads + head) * state, state) }
             };
-            let max = (0..c.chunks).map(|i| part(i)[0]).fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
+            let max =
+                (0..c.chunks).map(|i| part(i)[0]).fold(f32::NEG_INFINITY, |a, b| if b > a { b } else { a });
             let out = &mut scratch.out[..value_dim];
             let mut sum = 0.0;
             out.fill(0.0);
@@ -275,19 +284,25 @@ fn each(scratch: &mut [Scratch], items: usize, work: impl Fn(&mut Scratch, usize
 
 /// Output 0 and LSE -inf for query rows of no sequence.
 fn pad(
-    batch: &Batch<'_>, rows: usize, query_heads: usize, value_dim: usize, out: &Output<'_>,
-    lse: Option<&Shared<'_, f32>>, scratch: &mut [Scratch],
+    batch: &Batch<'_>,
+    rows: usize,
+    query_heads: usize,
+    value_dim: usize,
+    out: &Output<'_>,
+    lse: Option<&Shared<'_, f32>>,
+    scratch: &mut [Scratch],
 ) {
     let zero = &mut scratch[0].out[..value_dim];
     zero.fill(0.0);
-    let mut clear = |range: Range<usize>| {
+    let clear = |range: Range<usize>| {
         for token in range {
             for head in 0..query_heads {
                 // SAFETY: no other thread runs yet.
                 unsafe { out.write_row(token, head, zero) };
                 if let Some(lse) = lse {
                     // SAFETY: as above.
-                    unsafe { lse.part(token * query_heads + head, 1) }[0] = f32::NEG_INFINITY;
+                    let lse = unsafe { lse.part(token * query_heads + head, 1) };
+                    lse[0] = f32::NEG_INFINITY;
                 }
             }
         }

@@ -65,7 +65,11 @@ impl<'a> Output<'a> {
     /// Nobody else writes this row at the same time.
     pub(super) unsafe fn write_row(&self, token: usize, head: usize, row: &[f32]) {
         let [tokens, heads, dim] = self.shape.dims;
-        assert!(token < tokens && head < heads && row.len() == dim, "row ({token}, {head}) of {:?}", self.shape.dims);
+        assert!(
+            token < tokens && head < heads && row.len() == dim,
+            "row ({token}, {head}) of {:?}",
+            self.shape.dims
+        );
         let (at, n, stride) = (self.shape.row(token, head), row.len(), self.shape.strides[3]);
         let whole = if stride == 1 { n } else { 1 };
         for (i, part) in row.chunks(whole).enumerate() {

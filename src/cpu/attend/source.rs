@@ -26,12 +26,7 @@ pub(super) enum Source<'a> {
     /// A ring of rows of this many channels.
     Ring(Rows<'a>, usize),
     /// Rows of a tensor: token `start` is row `row`; and the head.
-    Tensor {
-        tensor: &'a TensorRef<'a>,
-        start: usize,
-        row: usize,
-        head: usize,
-    },
+    Tensor { tensor: &'a TensorRef<'a>, start: usize, row: usize, head: usize },
 }
 
 impl Source<'_> {
@@ -67,8 +62,12 @@ impl Source<'_> {
                 let at = self.offset(t) + c * stride;
                 match self.data() {
                     Data::F32(x) => row.iter_mut().enumerate().for_each(|(i, o)| *o = x[at + i * stride]),
-                    Data::F16(x) => row.iter_mut().enumerate().for_each(|(i, o)| *o = x[at + i * stride].to_f32()),
-                    Data::Bf16(x) => row.iter_mut().enumerate().for_each(|(i, o)| *o = x[at + i * stride].to_f32()),
+                    Data::F16(x) => {
+                        row.iter_mut().enumerate().for_each(|(i, o)| *o = x[at + i * stride].to_f32())
+                    }
+                    Data::Bf16(x) => {
+                        row.iter_mut().enumerate().for_each(|(i, o)| *o = x[at + i * stride].to_f32())
+                    }
                 }
             }
             return;

@@ -1,13 +1,14 @@
 //! A tile in a page: scores from its keys, weighted sums of its values, without ever making it dense.
 
 use super::kernels::{
-    Epilogue, GroupSteps, Strided, add_scaled, affine, dot, expand, fold, inner, multiply, pairs, rows_at_once, total,
-    weigh,
+    Epilogue, GroupSteps, Strided, add_scaled, affine, dot, expand, fold, inner, multiply, pairs,
+    rows_at_once, total, weigh,
 };
 use super::workspace::{Row, Scratch};
 use super::{FUSED_ROWS, Head, SLAB, SLICE, load};
 use crate::format::{Affine, Axis, Format, Fp8Kind, Granularity};
 use crate::layout::{OperandLayout, TILE};
+use crate::quant::hadamard::rotate;
 use crate::simd::Isa;
 
 /// f32 rows `[row][dim]`.
@@ -23,7 +24,8 @@ pub(super) struct Slices {
 
 impl Slices {
     pub(super) fn of(from: usize, to: usize, size: usize) -> impl Iterator<Item = Slices> {
-        (from / size..to.div_ceil(size)).map(move |i| Slices { from: from.max(i * size), to: to.min((i + 1) * size) })
+        (from / size..to.div_ceil(size))
+            .map(move |i| Slices { from: from.max(i * size), to: to.min((i + 1) * size) })
     }
 }
 
@@ -144,7 +146,12 @@ impl<'a> Page<'a> {
     }
 
     fn scores_per_token(
-        &self, scratch: &mut Scratch, a: &Affine, codes: Strided<'_>, pair_bytes: &[u8], range: (usize, usize),
+        &self,
+        scratch: &mut Scratch,
+        a: &Affine,
+        codes: Strided<'_>,
+        pair_bytes: &[u8],
+        range: (usize, usize),
     ) {
         let Scratch { paged, scores, slice, step, min, by_group, group_sums, .. } = scratch;
         let groups = self.key_dim.div_ceil(a.group);
@@ -169,7 +176,12 @@ impl<'a> Page<'a> {
     }
 
     fn scores_per_channel(
-        &self, scratch: &mut Scratch, a: &Affine, codes: Strided<'_>, pair_bytes: &[u8], (from, to): (usize, usize),
+        &self,
+        scratch: &mut Scratch,
+        a: &Affine,
+        codes: Strided<'_>,
+        pair_bytes: &[u8],
+        (from, to): (usize, usize),
     ) {
         let Scratch { paged, folded, scores, slice, step, min, .. } = scratch;
         let dim = self.key_dim;
@@ -189,8 +201,13 @@ impl<'a> Page<'a> {
 
     /// `scores[row][token] = sum(q * codes)`.
     fn dots(
-        &self, codes: Strided<'_>, (from, to): (usize, usize), q: &[f32], scale: Option<GroupSteps<'_>>,
-        slice: &mut [f32], scores: &mut [f32],
+        &self,
+        codes: Strided<'_>,
+        (from, to): (usize, usize),
+        q: &[f32],
+        scale: Option<GroupSteps<'_>>,
+        slice: &mut [f32],
+        scores: &mut [f32],
     ) {
         let (rows, dim) = (self.rows, self.key_dim);
         if rows <= FUSED_ROWS {
@@ -240,7 +257,12 @@ impl<'a> Page<'a> {
     }
 
     fn values_per_token(
-        &self, scratch: &mut Scratch, a: &Affine, codes: Strided<'_>, pair_bytes: &[u8], range: (usize, usize),
+        &self,
+        scratch: &mut Scratch,
+        a: &Affine,
+        codes: Strided<'_>,
+        pair_bytes: &[u8],
+        range: (usize, usize),
     ) {
         let Scratch { scores, slice, step, min, rows, out, weights, by_group, .. } = scratch;
         let dim = self.value_dim;
@@ -270,8 +292,15 @@ impl<'a> Page<'a> {
     /// `out[row][channel] += sum over tokens of weights * codes` for channels `first..last`.
     #[allow(clippy::too_many_arguments)]
     fn sums(
-        &self, codes: Strided<'_>, (from, to): (usize, usize), (first, last): (usize, usize), weights: &[f32],
-        rows: &[Row], end: Epilogue<'_>, slice: &mut [f32], out: &mut [f32],
+        &self,
+        codes: Strided<'_>,
+        (from, to): (usize, usize),
+        (first, last): (usize, usize),
+        weights: &[f32],
+        rows: &[Row],
+        end: Epilogue<'_>,
+        slice: &mut [f32],
+        out: &mut [f32],
     ) {
         let (dim, rows) = (self.value_dim, &rows[..self.rows]);
         let mask = super::softmax::bits(from, to);
@@ -289,11 +318,23 @@ impl<'a> Page<'a> {
             expand(self.isa, codes.kind, codes.bytes, &at[from..to], SLAB, None, 0, piece);
             let end = match end {
                 Epilogue::Add => Epilogue::Add,
-                Epilogue::PerChannel { step, min } => Epilogue::PerChannel { step: &step[c..], min: &min[c..] },
+                Epilogue::PerChannel { step, min } => {
+                    Epilogue::PerChannel { step: &step[c..], min: &min[c..] }
+                }
             };
             let values = as_rows(slice, SLAB);
             by_rows(rows, mask, |r, n, span| {
-                weigh(self.isa, values, span, &weights[r * TILE..], n, SLAB, end, &mut out[r * dim + c..], dim);
+                weigh(
+                    self.isa,
+                    values,
+                    span,
+                    &weights[r * TILE..],
+                    n,
+                    SLAB,
+                    end,
+                    &mut out[r * dim + c..],
+                    dim,
+                );
             });
         }
     }
@@ -336,23 +377,5 @@ fn to_group_order_of<const GROUPS: usize>(x: &[f32], out: &mut [f32]) {
         for (token, o) in x.as_chunks::<GROUPS>().0.iter().zip(row) {
             *o = token[g];
         }
-    }
-}
-
-/// Orthonormal Hadamard rotation of blocks of channels; its own inverse.
-fn rotate(_isa: Isa, row: &mut [f32], block: usize) {
-    let norm = 1.0 / (block as f32).sqrt();
-    for x in row.chunks_exact_mut(block) {
-        let mut half = 1;
-        while half < block {
-            for pair in x.chunks_exact_mut(2 * half) {
-                let (a, b) = pair.split_at_mut(half);
-                for (a, b) in a.iter_mut().zip(b) {
-                    (*a, *b) = (*a + *b, *a - *b);
-                }
-            }
-            half *= 2;
-        }
-        x.iter_mut().for_each(|x| *x *= norm);
     }
 }

@@ -156,8 +156,17 @@ impl Scratch {
 
     fn bytes(&self) -> usize {
         let all = [
-            &self.q, &self.paged, &self.folded, &self.group_sums, &self.out, &self.scores, &self.weights, &self.slice,
-            &self.step, &self.min, &self.by_group,
+            &self.q,
+            &self.paged,
+            &self.folded,
+            &self.group_sums,
+            &self.out,
+            &self.scores,
+            &self.weights,
+            &self.slice,
+            &self.step,
+            &self.min,
+            &self.by_group,
         ];
         all.iter().map(|v| v.capacity() * 4).sum::<usize>() + size_of::<Self>()
     }
