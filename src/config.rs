@@ -168,8 +168,16 @@ impl CacheConfig {
         self.with_residual(None).with_sinks(0)
     }
 
-    /// Blocks that hold `max_tokens`.
+    /// Blocks that one sequence of `max_tokens` ever uses: tokens in the window need none.
     pub fn blocks_per_sequence(&self) -> usize {
+        match self.residual {
+            Some(r) => self.max_tokens.saturating_sub(r) / TILE,
+            None => self.max_tokens.div_ceil(TILE),
+        }
+    }
+
+    /// Entries of a block table.
+    pub(crate) fn table_width(&self) -> usize {
         self.max_tokens.div_ceil(TILE)
     }
 

@@ -1,6 +1,6 @@
 //! Quantized key/value cache (crate docs to be written last).
 
-mod backend;
+pub mod backend;
 pub mod cache;
 mod config;
 mod cpu;
@@ -8,11 +8,14 @@ mod error;
 mod format;
 pub mod layout;
 pub mod quant;
+mod raw;
 mod scales;
 mod simd;
 mod tensor;
 
+pub use cache::{KvCache, PagedKvCache};
 pub use config::{AttendParams, CacheConfig, LayerConfig};
+pub use cpu::{Cpu, CpuSnapshot};
 pub use error::{Error, Result};
 pub use format::{Affine, Axis, Bits, Fit, Format, Fp8, Fp8Kind, Granularity};
 pub use scales::Scales;

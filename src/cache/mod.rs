@@ -1,1 +1,19 @@
-//! The cache.
+//! The cache: which token is where, which tile closes when, who owns a block; and the calls that drive it.
+//!
+//! Start with [`KvCache`](crate::KvCache) for a fixed batch, [`PagedKvCache`](crate::PagedKvCache) for continuous batching.
+
+mod blocks;
+mod kv;
+pub(crate) mod page_io;
+mod paged;
+mod pool;
+mod prefix;
+mod state;
+mod step;
+
+pub use kv::KvCache;
+pub use paged::PagedKvCache;
+pub use pool::PagePool;
+pub use prefix::Prefix;
+pub use state::{Batch, SlotBatch, Stats};
+pub use step::{Seat, SequenceStep, Step};
