@@ -87,9 +87,9 @@ impl Cache {
     /// If a thread panicked while it used the cache.
     pub fn reset(&self) -> Result<()> {
         let mut cache = self.lock()?;
-        cache.cancel_step();
-        cache.clear();
-        Ok(())
+        // Without an open step there is nothing to cancel.
+        let _ = cache.cancel_step();
+        cache.clear().map_err(Error::wrap)
     }
 
     /// Cuts every sequence to its first `len` tokens; shorter ones stay as they are.
@@ -255,17 +255,19 @@ impl LayerCache {
     /// # Errors
     /// A wrapped [`qkv::Error`]; sequences of different lengths.
     pub fn append_dense(&self, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-        dtype("k", k.dtype())?;
-        dtype("v", v.dtype())?;
-        self.append(k, v)?;
+        let (kh, vh) = (hold("k", k)?, hold("v", v)?);
+        let (k_view, v_view) = (kh.view()?, vh.view()?);
+        let (_, _, n, _) = k.dims4()?;
         let c = self.cache.config();
         let b = c.max_sequences;
-        let cache = self.cache.lock()?;
-        // While the step is open the other layers may not have appended yet: this one has.
-        let len = cache.len(0);
-        if (1..b).any(|s| cache.len(s) != len) {
-            bail!("append_dense needs sequences of one length, these hold {:?}", (0..b).map(|s| cache.len(s)).collect::<Vec<_>>())
+        let mut cache = self.cache.lock()?;
+        // Before the append these are the old lengths, whether a step is open or not.
+        let lengths: Vec<usize> = (0..b).map(|s| cache.len(s)).collect();
+        if lengths.iter().any(|l| *l != lengths[0]) {
+            bail!("append_dense needs sequences of one length, these hold {lengths:?}")
         }
+        cache.append(self.layer, &k_view, &v_view).map_err(Error::wrap)?;
+        let len = lengths[0] + n;
         let (hk, dk, dv) = (c.kv_heads, c.key_dim, c.value_dim);
         let mut keys = vec![0f32; b * len * hk * dk];
         let mut values = vec![0f32; b * len * hk * dv];

@@ -6,7 +6,6 @@
 //! * [`LayerCache::append_dense`] has the signature of `candle_nn::kv_cache`, for a first try; it costs O(tokens).
 //! * `llama` (feature): Llama-architecture GGUF models that run on it.
 
-#[path="cache_stub.rs"]
 mod cache;
 mod view;
 

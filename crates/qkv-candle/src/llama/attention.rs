@@ -1,8 +1,8 @@
 //! The seam between the model and what holds its keys and values.
 
-//USECACHE
+use crate::cache::Cache;
 use candle_core::{Result, Tensor};
-//USEPARAMS
+use qkv::AttendParams;
 
 /// Holds keys and values of all layers and attends over them. Tensors are `[batch, heads, tokens, dim]`, after
 /// RoPE; attention is causal with scale `1 / sqrt(dim)`.
@@ -14,7 +14,16 @@ pub trait Attention {
     fn attend(&mut self, layer: usize, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor>;
 }
 
-//CACHEIMPL
+impl Attention for Cache {
+    fn position(&self) -> Result<usize> {
+        self.current_seq_len()
+    }
+
+    fn attend(&mut self, layer: usize, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        self.layer(layer)?.attend(q, k, v, &AttendParams::new())
+    }
+}
+
 /// Exact attention over f32 keys and values: what a quantized cache is compared with.
 #[derive(Debug, Clone, Default)]
 pub struct Exact {
