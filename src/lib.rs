@@ -1,5 +1,6 @@
 //! Quantized key/value cache (crate docs to be written last).
 
+mod attention;
 pub mod backend;
 pub mod cache;
 mod config;
@@ -13,6 +14,7 @@ mod scales;
 mod simd;
 mod tensor;
 
+pub use attention::{attention, merge_states};
 pub use cache::{KvCache, PagedKvCache};
 pub use config::{AttendParams, CacheConfig, LayerConfig};
 pub use cpu::{Cpu, CpuSnapshot};

@@ -148,11 +148,11 @@ impl Shape {
             });
         }
         if unique {
-            let mut axes: Vec<(usize, usize)> =
-                self.strides.iter().zip(sizes).filter(|x| x.1 > 1).map(|(s, n)| (*s, n)).collect();
+            // On the stack: a step makes views and allocates nothing.
+            let mut axes: [(usize, usize); 4] = std::array::from_fn(|i| (self.strides[i], sizes[i]));
             axes.sort_unstable();
             let mut reach = 0;
-            for (s, n) in axes {
+            for (s, n) in axes.into_iter().filter(|x| x.1 > 1) {
                 if s <= reach {
                     let problem = format!("strides {:?} make elements of an output overlap", self.strides);
                     return Err(Error::Strides { what, problem, len });

@@ -465,6 +465,11 @@ impl State {
 
     fn open_step(&mut self, rows: usize) {
         self.step.input_rows = rows;
+        for s in &self.step.sequences {
+            self.step.starts.push(s.first_row as i32);
+            self.step.counts.push(s.tokens as i32);
+        }
+        self.step.starts.push(rows as i32);
         self.step.done.fill(false);
         self.step.open = true;
         self.step.valid = true;

@@ -46,6 +46,10 @@ pub struct SequenceStep {
 #[derive(Debug, Default)]
 pub struct Step {
     pub(crate) sequences: Vec<SequenceStep>,
+    /// First new row of each sequence, and the number of all rows.
+    pub(crate) starts: Vec<i32>,
+    /// New rows of each sequence.
+    pub(crate) counts: Vec<i32>,
     /// Slot (`block * 64 + offset`) of each new token, direct mode only.
     pub(crate) slots: Vec<i64>,
     /// Block tables, `[sequences][blocks of a sequence]`.
@@ -64,6 +68,8 @@ impl Step {
     pub(crate) fn new(layers: usize, max_sequences: usize, table_width: usize) -> Self {
         Self {
             sequences: Vec::with_capacity(max_sequences),
+            starts: Vec::with_capacity(max_sequences + 1),
+            counts: Vec::with_capacity(max_sequences),
             slots: Vec::with_capacity(max_sequences),
             tables: Vec::with_capacity(max_sequences * table_width),
             table_width,
@@ -89,6 +95,8 @@ impl Step {
 
     pub(crate) fn clear(&mut self) {
         self.sequences.clear();
+        self.starts.clear();
+        self.counts.clear();
         self.slots.clear();
         self.tables.clear();
         self.input_rows = 0;

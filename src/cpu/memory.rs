@@ -1,6 +1,6 @@
 //! The memory of a cache on the CPU and the backend's calls on it.
 
-use super::attend::{self, Head, Rows, Workspace};
+use super::attend::{self, Head, Needs, Rows, Workspace};
 use super::rows::RowStore;
 use crate::backend::{Backend, Stored, sealed};
 use crate::cache::{PagePool, Seat, SequenceStep, Step};
@@ -27,6 +27,8 @@ pub struct Cpu {
     /// `[seat][head][key_dim]` of each centred layer, empty elsewhere.
     pub(super) means: Vec<Vec<f16>>,
     workspace: Workspace,
+    /// What a step of the largest batch needs of the workspace; query heads become known with the first query.
+    needs: Needs,
 }
 
 /// What all layers share.
@@ -65,8 +67,27 @@ impl Cpu {
         self.means[layer].get((seat * self.dims.heads + head) * d..)?.get(..d)
     }
 
-    /// One head of one sequence of a step, before (`prefill`) or after its new tokens.
-    fn head<'a>(&'a self, layer: usize, step: &'a Step, i: usize, head: usize, before: bool) -> Head<'a> {
+    /// Attention over the cache after the step's append, or before it and over the new tokens (`fresh`).
+    #[allow(clippy::too_many_arguments)]
+    fn run_attention(
+        &mut self, layer: usize, step: &Step, q: &TensorRef<'_>, fresh: Option<(&TensorRef<'_>, &TensorRef<'_>)>,
+        params: &AttendParams<'_>, out: &mut TensorMut<'_>, lse: Option<&mut &mut [f32]>,
+    ) {
+        let mut workspace = std::mem::take(&mut self.workspace);
+        workspace.reserve(Needs { query_heads: q.dims()[1], ..self.needs });
+        let head_of = |i: usize, head: usize| self.head(layer, step, i, head, fresh);
+        let batch = attend::Batch { query_start: &step.starts, queries: Some(&step.counts) };
+        let (heads, window) = (self.dims.heads, self.layers[layer].config.sliding_window);
+        let lse = lse.map(|l| &mut **l);
+        attend::attend(self.isa, &head_of, &batch, heads, q, params, window, out, lse, &mut workspace);
+        self.workspace = workspace;
+    }
+
+    /// One head of one sequence of a step: before its new tokens where those come as `fresh`, else after them.
+    fn head<'a>(
+        &'a self, layer: usize, step: &'a Step, i: usize, head: usize,
+        fresh: Option<(&'a TensorRef<'a>, &'a TensorRef<'a>)>,
+    ) -> Head<'a> {
         let s: &SequenceStep = &step.sequences()[i];
         let l = &self.layers[layer];
         let seat = s.seat.map_or(0, Seat::index);
@@ -74,6 +95,7 @@ impl Cpu {
             let one = |r: &'a RowStore| Rows { data: r.head(layer, seat, head), capacity: r.rows() };
             (one(&store[0]), one(&store[1]))
         };
+        let before = fresh.is_some();
         let (len, packed) = if before { (s.old_len, s.old_packed) } else { (s.new_len, s.new_packed) };
         Head {
             key: &l.config.key,
@@ -91,7 +113,7 @@ impl Cpu {
             mean: if packed > 0 { self.mean_of(layer, seat, head) } else { None },
             scales: l.scales[head],
             first: s.released,
-            fresh: None,
+            fresh: fresh.map(|(k, v)| (k, v, s.first_row, s.tokens)),
         }
     }
 
@@ -164,6 +186,13 @@ impl Backend for Cpu {
                 })
                 .collect(),
         });
+        let needs = Needs {
+            sequences: c.max_sequences,
+            tokens: c.max_tokens,
+            query_heads: c.kv_heads,
+            key_dim: c.key_dim,
+            value_dim: c.value_dim,
+        };
         let mean_len = |l: &LayerConfig| if l.key.centered() { c.max_sequences * c.kv_heads * c.key_dim } else { 0 };
         Ok(Self {
             isa: Isa::detect(),
@@ -180,7 +209,8 @@ impl Backend for Cpu {
             windows: [store(c.window_rows(), c.key_dim), store(c.window_rows(), c.value_dim)],
             sinks: [store(c.sinks, c.key_dim), store(c.sinks, c.value_dim)],
             means: c.layers.iter().map(|l| vec![f16::ZERO; mean_len(l)]).collect(),
-            workspace: Workspace::new(c),
+            workspace: Workspace::new(needs),
+            needs,
         })
     }
 
@@ -200,25 +230,14 @@ impl Backend for Cpu {
         &mut self, layer: usize, step: &Step, q: &TensorRef<'_>, params: &AttendParams<'_>, out: &mut TensorMut<'_>,
         lse: Option<&mut &mut [f32]>,
     ) {
-        let mut workspace = std::mem::take(&mut self.workspace);
-        let head_of = |i: usize, h: usize| self.head(layer, step, i, h, false);
-        let window = self.layers[layer].config.sliding_window;
-        attend::attend(self.isa, &head_of, step, q, params, window, out, lse.map(|l| &mut **l), &mut workspace);
-        self.workspace = workspace;
+        self.run_attention(layer, step, q, None, params, out, lse);
     }
 
     fn prefill(
         &mut self, layer: usize, step: &Step, q: &TensorRef<'_>, k: &TensorRef<'_>, v: &TensorRef<'_>,
         params: &AttendParams<'_>, out: &mut TensorMut<'_>, lse: Option<&mut &mut [f32]>,
     ) {
-        let mut workspace = std::mem::take(&mut self.workspace);
-        let head_of = |i: usize, h: usize| {
-            let s = &step.sequences()[i];
-            Head { fresh: Some(attend::Fresh { k, v, rows: &[] }), ..self.head(layer, step, i, h, true) }
-        };
-        let window = self.layers[layer].config.sliding_window;
-        attend::attend(self.isa, &head_of, step, q, params, window, out, lse.map(|l| &mut **l), &mut workspace);
-        self.workspace = workspace;
+        self.run_attention(layer, step, q, Some((k, v)), params, out, lse);
     }
 
     fn close_tiles(&mut self, layer: usize, seat: Seat, table: &[i32], from: usize, to: usize) -> u64 {
