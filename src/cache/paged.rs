@@ -514,18 +514,12 @@ impl<B: Backend> PagedKvCache<B> {
     // Reading, writing, counting
 
     /// Keys and values of one layer as attention sees them (decoded, un-rotated, exact rows as they are),
-    /// `[len, kv_heads, dim]`, rounded to the outputs' dtype. O(len): for tests and migration, not for a step.
+    /// `[len, kv_heads, dim]`, rounded to the outputs' dtype. O(len): for tests and migration, not for a step. In an open
+    /// step a layer that has appended has its new length, the others their old one.
     ///
     /// # Errors
-    /// [`Error::UnknownSeat`], [`Error::StepOpen`], [`Error::OutOfRange`], [`Error::Shape`]; [`Error::Released`].
-    pub fn dequantize(
-        &self,
-        layer: usize,
-        seat: Seat,
-        k: &mut B::Output<'_>,
-        v: &mut B::Output<'_>,
-    ) -> Result<()> {
-        self.state.no_open_step()?;
+    /// [`Error::UnknownSeat`], [`Error::OutOfRange`], [`Error::Shape`]; [`Error::Released`].
+    pub fn dequantize(&self, layer: usize, seat: Seat, k: &mut B::Output<'_>, v: &mut B::Output<'_>) -> Result<()> {
         let s = self.state.seat(seat)?;
         let limit = self.config.layers.len();
         if layer >= limit {
@@ -534,12 +528,21 @@ impl<B: Backend> PagedKvCache<B> {
         if s.released > 0 {
             return Err(Error::Released { what: "dequantize", released: s.released, got: 0 });
         }
+        // A layer that has appended in the open step already holds the new tokens.
+        let step = &self.state.step;
+        let in_step = (step.open && step.done[layer]).then(|| step.sequences.iter().position(|x| x.seat == Some(seat)));
+        let stored = match in_step.flatten() {
+            Some(i) => {
+                let x = step.sequences[i];
+                Stored { seat, len: x.new_len, packed: x.new_packed, table: step.table(i) }
+            }
+            None => Stored { seat, len: s.len, packed: s.packed, table: &s.table },
+        };
         let c = &self.config;
         let (k_shape, v_shape) = (B::describe_output(k), B::describe_output(v));
         for (what, t, d) in [("keys", k_shape, c.key_dim), ("values", v_shape, c.value_dim)] {
-            check_shape(what, t, [s.len, c.kv_heads, d])?;
+            check_shape(what, t, [stored.len, c.kv_heads, d])?;
         }
-        let stored = Stored { seat, len: s.len, packed: s.packed, table: &s.table };
         self.backend.dequantize(layer, &stored, k, v);
         Ok(())
     }
