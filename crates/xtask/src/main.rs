@@ -1,2 +1,30 @@
 //! Project commands: `cargo xtask <command>`.
-fn main() {}
+
+use clap::{Parser, Subcommand};
+use xtask::{checks, demo};
+
+/// Project commands.
+#[derive(Debug, Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Runs a real model on every width and shows what each costs and saves.
+    Demo(demo::DemoArgs),
+    /// Measures the quality of schemes, for choosing formats.
+    Quality(demo::QualityArgs),
+    /// Runs every check there is.
+    Test(checks::TestArgs),
+}
+
+fn main() -> anyhow::Result<()> {
+    match Cli::parse().command {
+        Command::Demo(args) => demo::run(&args),
+        Command::Quality(args) => demo::run_quality(&args),
+        Command::Test(args) => checks::run(&args),
+    }
+}

@@ -1,0 +1,112 @@
+//! `cargo xtask test`: everything that has to hold, on a bare machine.
+
+use crate::model;
+use crate::quality;
+use crate::schemes::Scheme;
+use crate::table::Table;
+use crate::windows::Windows;
+use anyhow::{Context, Result, bail};
+use clap::Args;
+use qkv_candle::llama::{Gguf, Llama, Weights};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+/// Options of `cargo xtask test`.
+#[derive(Debug, Args)]
+pub struct TestArgs {
+    /// Formatting, lints and unit tests only.
+    #[arg(long)]
+    quick: bool,
+}
+
+/// A part: its name, cargo's arguments, and whether `--quick` has it.
+type Part = (&'static str, &'static [&'static str], bool);
+
+/// The test profile keeps debug assertions for qkv itself; the crates that need candle share their build with this
+/// program.
+const PARTS: [Part; 7] = [
+    ("format", &["fmt", "--all", "--check"], true),
+    (
+        "lints",
+        &["clippy", "--release", "--workspace", "--all-targets", "--features", "qkv-candle/llama", "--", "-D", "warnings"],
+        true,
+    ),
+    ("unit tests of qkv", &["test", "-p", "qkv", "--lib"], true),
+    ("tests of qkv, golden ones too", &["test", "-p", "qkv", "--tests", "--examples"], false),
+    (
+        "tests of the adapter and the commands",
+        &["test", "--release", "-p", "qkv-candle", "-p", "xtask", "--features", "qkv-candle/llama", "--all-targets"],
+        true,
+    ),
+    ("documentation", &["doc", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"], false),
+    (
+        "documentation's examples",
+        &["test", "--release", "--doc", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
+        false,
+    ),
+];
+
+/// Largest KL divergence a scheme may have on the first window: far above what is measured, far below what a
+/// mistake gives.
+const LIMITS: [(&str, f64); 5] = [("f16", 1e-5), ("8", 1e-4), ("4", 0.004), ("3", 0.013), ("2", 0.11)];
+
+/// Runs all parts, shows how long each took, and fails if one did.
+///
+/// # Errors
+/// If a part failed: the message names it.
+pub fn run(args: &TestArgs) -> Result<()> {
+    let mut done: Vec<(&str, Result<()>, Duration)> = Vec::new();
+    for (name, cargo_args, quick) in PARTS {
+        if args.quick && !quick {
+            continue;
+        }
+        eprintln!("\n== {name}: cargo {}", cargo_args.join(" "));
+        let start = Instant::now();
+        done.push((name, cargo(cargo_args), start.elapsed()));
+    }
+    if !args.quick {
+        eprintln!("\n== quality of one window");
+        let start = Instant::now();
+        done.push(("quality of one window", one_window(), start.elapsed()));
+    }
+    let mut table = Table::new(["part", "result", "seconds"]);
+    for (name, result, time) in &done {
+        let said = result.as_ref().map_or_else(|e| format!("{e:#}"), |()| "ok".into());
+        table.row([name.to_string(), said, format!("{:.0}", time.as_secs_f64())]);
+    }
+    println!("\n{}", table.markdown());
+    let failed: Vec<&str> = done.iter().filter(|d| d.1.is_err()).map(|d| d.0).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    Ok(())
+}
+
+fn cargo(args: &[&str]) -> Result<()> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(args).current_dir(model::root()).env("RUSTDOCFLAGS", "-D warnings");
+    let status = command.status().context("cannot start cargo")?;
+    if !status.success() {
+        bail!("{status}");
+    }
+    Ok(())
+}
+
+/// Measures one window and holds it against the known figures and generous limits.
+fn one_window() -> Result<()> {
+    let mut gguf = Gguf::open(model::obtain(None)?)?;
+    let model = Llama::load(&mut gguf, Weights::F32, |_, _| {})?;
+    let head_dim = model.config().key_dim;
+    let schemes = LIMITS.iter().map(|l| Scheme::parse(l.0, head_dim)).collect::<Result<Vec<_>>>()?;
+    let measured = quality::measure(&model, &Windows::standard(1)?, &schemes)?;
+    quality::check(&measured, 1, &schemes)?;
+    for ((name, limit), q) in LIMITS.iter().zip(&measured.schemes) {
+        let kl = q.score.mean_kl();
+        println!("{name}: KL {kl:.6}, at most {limit}");
+        if kl.is_nan() || kl > *limit {
+            bail!("scheme {name}: KL {kl} is above {limit}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! The project's commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask quality`, `cargo xtask bench-peers`.
+//!
+//! * [`model`] fetches the model, [`texts`] generates, [`memory`] measures bytes and times, [`quality`] what a scheme
+//!   costs in quality; [`demo`] puts them into one [`report`].
+//! * [`metrics`], [`schemes`], [`windows`], [`peers`], [`capacity`], [`table`], [`chart`] and [`progress`] are their parts.
+//! * [`checks`] runs every check there is.
+
+pub mod capacity;
+pub mod chart;
+pub mod checks;
+pub mod demo;
+pub mod memory;
+pub mod metrics;
+pub mod model;
+pub mod peers;
+pub mod progress;
+pub mod quality;
+pub mod report;
+pub mod schemes;
+pub mod table;
+pub mod texts;
+pub mod windows;
