@@ -258,8 +258,14 @@ mod tests {
             all.extend([Format::Fp8(Fp8::e4m3(g)), Format::Fp8(Fp8::e5m2(g))]);
         }
         for bits in Bits::ALL {
-            all.extend([Affine::per_token(bits, 32).into(), Affine::per_token(bits, dim).into()]);
-            all.extend([Affine::per_channel(bits, 32).into(), Affine::per_channel(bits, 64).into()]);
+            for affine in [
+                Affine::per_token(bits, 32),
+                Affine::per_token(bits, dim),
+                Affine::per_channel(bits, 32),
+                Affine::per_channel(bits, 64),
+            ] {
+                all.push(affine.into());
+            }
         }
         all
     }
