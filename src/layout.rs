@@ -5,7 +5,11 @@
 //! order** (CUDA). Sections have the same offsets in both, so a page is converted section by section and
 //! `page_bytes` is the same on every backend.
 
+mod order;
+
 use crate::format::{Affine, Axis, Bits, Format, Granularity};
+
+pub use order::{Order, code_bit, convert_page, pair_bytes};
 
 /// Tokens of a tile.
 pub const TILE: usize = 64;
