@@ -9,60 +9,36 @@
 //! | 2 | 4 | 32 |
 //! | 1 | 8 | 64 |
 
-use super::load::{self, load8, pairs8, with_kind};
+use super::lanes::{Lanes, Plain};
+use super::load::{self, with_kind};
 use crate::layout::TILE;
-use crate::simd::{Isa, dispatch, fma};
+use crate::simd::Isa;
 
-/// Sums of the lanes of eight vectors, by halves: lane `l` meets `l + 4`, then `l + 2`, then `l + 1`.
-#[inline(always)]
-fn sums(a: [[f32; 8]; 8]) -> [f32; 8] {
-    let halves = |x: [f32; 8], y: [f32; 8]| -> [f32; 8] {
-        [
-            x[0] + x[4],
-            x[1] + x[5],
-            x[2] + x[6],
-            x[3] + x[7],
-            y[0] + y[4],
-            y[1] + y[5],
-            y[2] + y[6],
-            y[3] + y[7],
-        ]
+/// Compiles `name(isa, args)` from `body::<consts, lanes>(args)`, in plain code and with AVX2. Lanes are eight wide, so
+/// AVX-512 machines run the AVX2 code. `body` must be `#[inline(always)]`.
+macro_rules! levels {
+    ($(#[$doc:meta])* $vis:vis fn $name:ident $(<$(const $c:ident: $ct:ty),*>)? ($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? = $body:ident;) => {
+        $(#[$doc])*
+        #[inline]
+        #[allow(clippy::too_many_arguments)]
+        $vis fn $name $(<$(const $c: $ct),*>)? (isa: $crate::simd::Isa, $($arg: $ty),*) $(-> $ret)? {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+                fn avx2 $(<$(const $c: $ct),*>)? ($($arg: $ty),*) $(-> $ret)? {
+                    $body::<$($($c,)*)? $crate::cpu::attend::lanes::Avx2>($($arg),*)
+                }
+                if isa != $crate::simd::Isa::Plain {
+                    // SAFETY: every level of `Isa::available` above plain has these features.
+                    return unsafe { avx2 $(::<$($c),*>)? ($($arg),*) };
+                }
+            }
+            let _ = isa;
+            $body::<$($($c,)*)? $crate::cpu::attend::lanes::Plain>($($arg),*)
+        }
     };
-    let quarters = |x: [f32; 8], y: [f32; 8]| -> [f32; 8] {
-        [
-            x[0] + x[2],
-            x[1] + x[3],
-            y[0] + y[2],
-            y[1] + y[3],
-            x[4] + x[6],
-            x[5] + x[7],
-            y[4] + y[6],
-            y[5] + y[7],
-        ]
-    };
-    let eighths = |x: [f32; 8], y: [f32; 8]| -> [f32; 8] {
-        [
-            x[0] + x[1],
-            x[2] + x[3],
-            y[0] + y[1],
-            y[2] + y[3],
-            x[4] + x[5],
-            x[6] + x[7],
-            y[4] + y[5],
-            y[6] + y[7],
-        ]
-    };
-    let z = [halves(a[0], a[4]), halves(a[1], a[5]), halves(a[2], a[6]), halves(a[3], a[7])];
-    let u = [quarters(z[0], z[2]), quarters(z[1], z[3])];
-    let v = eighths(u[0], u[1]);
-    [v[0], v[2], v[1], v[3], v[4], v[6], v[5], v[7]]
 }
-
-/// Sum of eight lanes in the same order.
-#[inline(always)]
-fn sum(x: [f32; 8]) -> f32 {
-    ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]))
-}
+pub(super) use levels;
 
 /// Rows of stored elements at a constant distance.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +62,22 @@ pub(super) struct GroupSteps<'a> {
     pub vectors: usize,
 }
 
+/// Rows the kernels take of `left`.
+pub(super) const fn rows_at_once(left: usize) -> usize {
+    match left {
+        4.. => 4,
+        2.. => 2,
+        n => n,
+    }
+}
+
+/// Whether [`dot`] and [`weigh`] read packed rows themselves for this many rows of q; else they want f32, made by
+/// [`expand`]. More rows share what is unpacked, so a slice of f32 pays; other numbers, and machines without vectors, are
+/// rare, and every instance costs compile time.
+pub(super) fn reads_packed(isa: Isa, rows: usize) -> bool {
+    isa != Isa::Plain && (rows == 4 || rows == 1)
+}
+
 #[inline(always)]
 fn dot_body<
     const KIND: usize,
@@ -93,38 +85,37 @@ fn dot_body<
     const ROWS: usize,
     const TOKENS: usize,
     const SCALED: bool,
-    const FMA: bool,
+    L: Lanes,
 >(
-    keys: Strided<'_>,
-    from: usize,
-    to: usize,
-    q: &[f32],
-    dim: usize,
-    scale: GroupSteps<'_>,
-    scores: &mut [f32],
+    keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32],
 ) {
     let n = dim / 8;
-    let q: [&[[f32; 8]]; ROWS] = std::array::from_fn(|r| &q[r * dim..][..dim].as_chunks::<8>().0[..n]);
+    let mut rows_q: [&[[f32; 8]]; ROWS] = [&[]; ROWS];
+    for (r, row) in rows_q.iter_mut().enumerate() {
+        *row = &q[r * dim..][..dim].as_chunks::<8>().0[..n];
+    }
     let mut t = from;
     while t < to {
-        let token: [usize; TOKENS] = std::array::from_fn(|i| (t + i).min(to - 1));
-        let rows: [&[[u8; BYTES]]; TOKENS] = std::array::from_fn(|i| {
-            &keys.bytes[token[i] * keys.stride..][..n * BYTES].as_chunks::<BYTES>().0[..n]
-        });
-        let mut acc = [[0f32; 8]; 8];
+        let mut token = [0; TOKENS];
+        let mut rows: [&[[u8; BYTES]]; TOKENS] = [&[]; TOKENS];
+        for i in 0..TOKENS {
+            token[i] = (t + i).min(to - 1);
+            rows[i] = &keys.bytes[token[i] * keys.stride..][..n * BYTES].as_chunks::<BYTES>().0[..n];
+        }
+        let mut acc = [L::splat(0.0); 8];
         if SCALED {
             let mut at = 0;
             for g in 0..scale.groups {
-                let step: [f32; TOKENS] = std::array::from_fn(|i| scale.steps[token[i] * scale.groups + g]);
+                let mut step = [L::splat(0.0); TOKENS];
+                for i in 0..TOKENS {
+                    step[i] = L::splat(scale.steps[token[i] * scale.groups + g]);
+                }
                 let end = (at + scale.vectors).min(n);
                 for v in at..end {
                     for i in 0..TOKENS {
-                        let mut k = load8::<KIND, BYTES, FMA>(&rows[i][v]);
-                        k.iter_mut().for_each(|x| *x *= step[i]);
+                        let k = L::codes::<KIND, BYTES>(&rows[i][v]).mul(step[i]);
                         for r in 0..ROWS {
-                            for l in 0..8 {
-                                acc[i * ROWS + r][l] = fma::<FMA>(k[l], q[r][v][l], acc[i * ROWS + r][l]);
-                            }
+                            acc[i * ROWS + r] = k.fma(L::load(&rows_q[r][v]), acc[i * ROWS + r]);
                         }
                     }
                 }
@@ -133,16 +124,14 @@ fn dot_body<
         } else {
             for v in 0..n {
                 for i in 0..TOKENS {
-                    let k = load8::<KIND, BYTES, FMA>(&rows[i][v]);
+                    let k = L::codes::<KIND, BYTES>(&rows[i][v]);
                     for r in 0..ROWS {
-                        for l in 0..8 {
-                            acc[i * ROWS + r][l] = fma::<FMA>(k[l], q[r][v][l], acc[i * ROWS + r][l]);
-                        }
+                        acc[i * ROWS + r] = k.fma(L::load(&rows_q[r][v]), acc[i * ROWS + r]);
                     }
                 }
             }
         }
-        let s = sums(acc);
+        let s = L::sums(acc);
         for i in 0..TOKENS.min(to - t) {
             for r in 0..ROWS {
                 scores[r * TILE + t + i] = s[i * ROWS + r];
@@ -152,56 +141,17 @@ fn dot_body<
     }
 }
 
-/// As `dispatch!`, for kernels with many instances: lanes are eight wide, so AVX-512 machines run the AVX2 code; and
-/// with `packed`, for kinds other than f32, there is no plain code (see [`reads_packed`]).
-macro_rules! instances {
-    ($name:ident, $packed:ident, <$($c:ident: $ct:ty),*>, ($($arg:ident: $ty:ty),* $(,)?), $body:ident) => {
-        #[allow(clippy::too_many_arguments)]
-        #[inline]
-        fn $packed<$(const $c: $ct),*>($($arg: $ty),*) {
-            #[cfg(target_arch = "x86_64")]
-            {
-                #[target_feature(enable = "avx2,fma,f16c,bmi2")]
-                fn avx2<$(const $c: $ct),*>($($arg: $ty),*) { $body::<$($c,)* true>($($arg),*) }
-                // SAFETY: callers have a level of `Isa::available` above plain, so the CPU has the features.
-                unsafe { avx2::<$($c),*>($($arg),*) }
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            $body::<$($c,)* false>($($arg),*)
-        }
-        #[allow(clippy::too_many_arguments)]
-        #[inline]
-        fn $name<$(const $c: $ct),*>(isa: Isa, $($arg: $ty),*) {
-            if isa == Isa::Plain { $body::<$($c,)* false>($($arg),*) } else { $packed::<$($c),*>($($arg),*) }
-        }
-    };
-}
-
-instances!(
-    dot_f32,
-    dot_packed,
-    <KIND: usize, BYTES: usize, ROWS: usize, TOKENS: usize, SCALED: bool>,
-    (keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32]),
-    dot_body
-);
-
-/// Whether [`dot`] and [`weigh`] read packed rows themselves for this many rows of q; else they want f32, made by
-/// [`expand`]. More rows share what is unpacked, so a slice of f32 pays; other numbers are rare.
-pub(super) fn reads_packed(isa: Isa, rows: usize) -> bool {
-    isa != Isa::Plain && (rows == 4 || rows == 1)
+levels! {
+    fn dot_k<const KIND: usize, const BYTES: usize, const ROWS: usize, const TOKENS: usize, const SCALED: bool>(
+        keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32],
+    ) = dot_body;
 }
 
 /// Scores of tokens `from..to` for all `rows` of q (`[rows][dim]`): `scores[row][token] = sum(q * key)`, with the
 /// keys multiplied by `scale` where one is given (packed keys only).
 pub(super) fn dot(
-    isa: Isa,
-    keys: Strided<'_>,
-    (from, to): (usize, usize),
-    q: &[f32],
-    rows: usize,
-    dim: usize,
-    scale: Option<GroupSteps<'_>>,
-    scores: &mut [f32],
+    isa: Isa, keys: Strided<'_>, (from, to): (usize, usize), q: &[f32], rows: usize, dim: usize,
+    scale: Option<GroupSteps<'_>>, scores: &mut [f32],
 ) {
     let none = GroupSteps { steps: &[], groups: 0, vectors: 0 };
     let mut r = 0;
@@ -210,37 +160,20 @@ pub(super) fn dot(
         let (k, q, s) = (keys, &q[r * dim..], &mut scores[r * TILE..]);
         match (keys.kind, scale) {
             (load::F32, _) => match n {
-                4 => dot_f32::<32, 32, 4, 2, false>(isa, k, from, to, q, dim, none, s),
-                2 => dot_f32::<32, 32, 2, 4, false>(isa, k, from, to, q, dim, none, s),
-                _ => dot_f32::<32, 32, 1, 8, false>(isa, k, from, to, q, dim, none, s),
+                4 => dot_k::<32, 32, 4, 2, false>(isa, k, from, to, q, dim, none, s),
+                2 => dot_k::<32, 32, 2, 4, false>(isa, k, from, to, q, dim, none, s),
+                _ => dot_k::<32, 32, 1, 8, false>(isa, k, from, to, q, dim, none, s),
             },
             (kind, None) => match n {
-                4 => {
-                    with_kind!(kind, |K, B| dot_packed::<K, B, 4, 2, false>(k, from, to, q, dim, none, s); packed)
-                }
-                _ => {
-                    with_kind!(kind, |K, B| dot_packed::<K, B, 1, 8, false>(k, from, to, q, dim, none, s); packed)
-                }
+                4 => with_kind!(kind, |K, B| dot_k::<K, B, 4, 2, false>(isa, k, from, to, q, dim, none, s); packed),
+                _ => with_kind!(kind, |K, B| dot_k::<K, B, 1, 8, false>(isa, k, from, to, q, dim, none, s); packed),
             },
             (kind, Some(g)) => match n {
-                4 => {
-                    with_kind!(kind, |K, B| dot_packed::<K, B, 4, 2, true>(k, from, to, q, dim, g, s); affine)
-                }
-                _ => {
-                    with_kind!(kind, |K, B| dot_packed::<K, B, 1, 8, true>(k, from, to, q, dim, g, s); affine)
-                }
+                4 => with_kind!(kind, |K, B| dot_k::<K, B, 4, 2, true>(isa, k, from, to, q, dim, g, s); affine),
+                _ => with_kind!(kind, |K, B| dot_k::<K, B, 1, 8, true>(isa, k, from, to, q, dim, g, s); affine),
             },
         }
         r += n;
-    }
-}
-
-/// Rows the kernels take of `left`.
-pub(super) const fn rows_at_once(left: usize) -> usize {
-    match left {
-        4.. => 4,
-        2.. => 2,
-        n => n,
     }
 }
 
@@ -259,165 +192,120 @@ pub(super) enum Epilogue<'a> {
 }
 
 #[inline(always)]
-fn weigh_body<
-    const KIND: usize,
-    const BYTES: usize,
-    const ROWS: usize,
-    const VECTORS: usize,
-    const FMA: bool,
->(
-    values: Strided<'_>,
-    from: usize,
-    to: usize,
-    weights: &[f32],
-    width: usize,
-    end: Epilogue<'_>,
-    out: &mut [f32],
+fn weigh_body<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize, L: Lanes>(
+    values: Strided<'_>, from: usize, to: usize, weights: &[f32], width: usize, end: Epilogue<'_>, out: &mut [f32],
     out_stride: usize,
 ) {
-    let w: [&[f32]; ROWS] = std::array::from_fn(|r| &weights[r * TILE..][from..to]);
-    let total: [f32; ROWS] = match end {
-        Epilogue::Add => [0.0; ROWS],
-        Epilogue::PerChannel { .. } => std::array::from_fn(|r| total_body::<FMA>(w[r])),
-    };
+    let n = to - from;
+    let mut w: [&[f32]; ROWS] = [&[]; ROWS];
+    let mut total = [0f32; ROWS];
+    for r in 0..ROWS {
+        w[r] = &weights[r * TILE + from..][..n];
+        if let Epilogue::PerChannel { .. } = end {
+            total[r] = total_body::<L>(w[r]);
+        }
+    }
     let mut c = 0;
     while c + VECTORS * 8 <= width {
-        weigh_block::<KIND, BYTES, ROWS, VECTORS, FMA>(values, from, w, c, end, total, out, out_stride);
+        weigh_block::<KIND, BYTES, ROWS, VECTORS, L>(values, from, n, &w, c, end, &total, out, out_stride);
         c += VECTORS * 8;
     }
-    while c < width {
-        weigh_block::<KIND, BYTES, ROWS, 2, FMA>(values, from, w, c, end, total, out, out_stride);
-        c += 16;
+    if VECTORS > 2 {
+        while c < width {
+            weigh_block::<KIND, BYTES, ROWS, 2, L>(values, from, n, &w, c, end, &total, out, out_stride);
+            c += 16;
+        }
     }
 }
 
 /// `VECTORS * 8` channels from channel `c` on.
 #[inline(always)]
-fn weigh_block<
-    const KIND: usize,
-    const BYTES: usize,
-    const ROWS: usize,
-    const VECTORS: usize,
-    const FMA: bool,
->(
-    values: Strided<'_>,
-    from: usize,
-    w: [&[f32]; ROWS],
-    c: usize,
-    end: Epilogue<'_>,
-    total: [f32; ROWS],
-    out: &mut [f32],
-    out_stride: usize,
+#[allow(clippy::too_many_arguments)]
+fn weigh_block<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize, L: Lanes>(
+    values: Strided<'_>, from: usize, n: usize, w: &[&[f32]; ROWS], c: usize, end: Epilogue<'_>,
+    total: &[f32; ROWS], out: &mut [f32], out_stride: usize,
 ) {
-    let n = w[0].len();
-    let w: [&[f32]; ROWS] = std::array::from_fn(|r| &w[r][..n]);
-    let mut acc = [[[0f32; 8]; VECTORS]; ROWS];
+    let mut weights: [&[f32]; ROWS] = [&[]; ROWS];
+    for r in 0..ROWS {
+        weights[r] = &w[r][..n];
+    }
+    let mut acc = [[L::splat(0.0); VECTORS]; ROWS];
     let mut at = from * values.stride + c / 8 * BYTES;
     for t in 0..n {
-        let row: &[[u8; BYTES]; VECTORS] =
-            match values.bytes[at..at + VECTORS * BYTES].as_chunks::<BYTES>().0.try_into() {
-                Ok(row) => row,
-                Err(_) => unreachable!("the slice has VECTORS chunks"),
-            };
+        let row = values.bytes[at..at + VECTORS * BYTES].as_chunks::<BYTES>().0;
+        let mut x = [L::splat(0.0); VECTORS];
         for v in 0..VECTORS {
-            let x = load8::<KIND, BYTES, FMA>(&row[v]);
-            for r in 0..ROWS {
-                for l in 0..8 {
-                    acc[r][v][l] = fma::<FMA>(w[r][t], x[l], acc[r][v][l]);
-                }
+            x[v] = L::codes::<KIND, BYTES>(&row[v]);
+        }
+        for r in 0..ROWS {
+            let p = L::splat(weights[r][t]);
+            for v in 0..VECTORS {
+                acc[r][v] = p.fma(x[v], acc[r][v]);
             }
         }
         at += values.stride;
     }
     for r in 0..ROWS {
-        let o = &mut out[r * out_stride + c..][..VECTORS * 8];
-        match end {
-            Epilogue::Add => {
-                for v in 0..VECTORS {
-                    for l in 0..8 {
-                        o[v * 8 + l] += acc[r][v][l];
-                    }
-                }
-            }
-            Epilogue::PerChannel { step, min } => {
-                let (step, min) = (&step[c..][..VECTORS * 8], &min[c..][..VECTORS * 8]);
-                for v in 0..VECTORS {
-                    for l in 0..8 {
-                        let i = v * 8 + l;
-                        o[i] = fma::<FMA>(step[i], acc[r][v][l], fma::<FMA>(min[i], total[r], o[i]));
-                    }
+        let o = &mut out[r * out_stride + c..][..VECTORS * 8].as_chunks_mut::<8>().0[..VECTORS];
+        for v in 0..VECTORS {
+            let old = L::load(&o[v]);
+            match end {
+                Epilogue::Add => old.add(acc[r][v]).store(&mut o[v]),
+                Epilogue::PerChannel { step, min } => {
+                    let vector = |x: &[f32]| L::load(&x[c + v * 8..][..8].as_chunks::<8>().0[0]);
+                    let shifted = vector(min).fma(L::splat(total[r]), old);
+                    vector(step).fma(acc[r][v], shifted).store(&mut o[v]);
                 }
             }
         }
     }
 }
 
-instances!(
-    weigh_f32,
-    weigh_packed,
-    <KIND: usize, BYTES: usize, ROWS: usize, VECTORS: usize>,
-    (
+levels! {
+    fn weigh_k<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize>(
         values: Strided<'_>, from: usize, to: usize, weights: &[f32], width: usize, end: Epilogue<'_>,
         out: &mut [f32], out_stride: usize,
-    ),
-    weigh_body
-);
+    ) = weigh_body;
+}
 
 /// `out[row][channel] += sum over tokens from..to of weights[row][token] * value[token][channel]` for `width`
 /// channels (a multiple of 16) and 1, 2 or 4 rows.
 pub(super) fn weigh(
-    isa: Isa,
-    values: Strided<'_>,
-    (from, to): (usize, usize),
-    weights: &[f32],
-    rows: usize,
-    width: usize,
-    end: Epilogue<'_>,
-    out: &mut [f32],
-    out_stride: usize,
+    isa: Isa, values: Strided<'_>, (from, to): (usize, usize), weights: &[f32], rows: usize, width: usize,
+    end: Epilogue<'_>, out: &mut [f32], out_stride: usize,
 ) {
     let (v, w, d, o, s) = (values, weights, width, out, out_stride);
     match (v.kind, rows) {
-        (load::F32, 4) => weigh_f32::<32, 32, 4, 2>(isa, v, from, to, w, d, end, o, s),
-        (load::F32, 2) => weigh_f32::<32, 32, 2, 4>(isa, v, from, to, w, d, end, o, s),
-        (load::F32, _) => weigh_f32::<32, 32, 1, 8>(isa, v, from, to, w, d, end, o, s),
-        (kind, 4) => {
-            with_kind!(kind, |K, B| weigh_packed::<K, B, 4, 2>(v, from, to, w, d, end, o, s); packed)
-        }
-        (kind, _) => {
-            with_kind!(kind, |K, B| weigh_packed::<K, B, 1, 8>(v, from, to, w, d, end, o, s); packed)
-        }
+        (load::F32, 4) => weigh_k::<32, 32, 4, 2>(isa, v, from, to, w, d, end, o, s),
+        (load::F32, 2) => weigh_k::<32, 32, 2, 4>(isa, v, from, to, w, d, end, o, s),
+        (load::F32, _) => weigh_k::<32, 32, 1, 8>(isa, v, from, to, w, d, end, o, s),
+        (kind, 4) => with_kind!(kind, |K, B| weigh_k::<K, B, 4, 2>(isa, v, from, to, w, d, end, o, s); packed),
+        (kind, _) => with_kind!(kind, |K, B| weigh_k::<K, B, 1, 8>(isa, v, from, to, w, d, end, o, s); packed),
     }
 }
 
 #[inline(always)]
-fn expand_body<const KIND: usize, const BYTES: usize, const FMA: bool>(
-    bytes: &[u8],
-    at: &[usize],
-    width: usize,
-    scale: Option<GroupSteps<'_>>,
-    first: usize,
-    out: &mut [f32],
+fn expand_body<const KIND: usize, const BYTES: usize, L: Lanes>(
+    bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize, out: &mut [f32],
 ) {
     let n = width / 8;
     for (t, (at, o)) in at.iter().zip(out.chunks_exact_mut(width)).enumerate() {
         let row = &bytes[*at..][..n * BYTES].as_chunks::<BYTES>().0[..n];
         let o = &mut o.as_chunks_mut::<8>().0[..n];
         match scale {
-            None => (0..n).for_each(|v| o[v] = load8::<KIND, BYTES, FMA>(&row[v])),
+            None => row.iter().zip(o).for_each(|(b, o)| L::codes::<KIND, BYTES>(b).store(o)),
             Some(s) => {
-                for (g, step) in s.steps[(first + t) * s.groups..][..s.groups].iter().enumerate() {
-                    for v in g * s.vectors..((g + 1) * s.vectors).min(n) {
-                        let x = load8::<KIND, BYTES, FMA>(&row[v]);
-                        o[v] = std::array::from_fn(|l| x[l] * step);
-                    }
+                let steps = &s.steps[(first + t) * s.groups..][..s.groups];
+                for ((row, o), step) in row.chunks(s.vectors).zip(o.chunks_mut(s.vectors)).zip(steps) {
+                    let step = L::splat(*step);
+                    row.iter().zip(o).for_each(|(b, o)| L::codes::<KIND, BYTES>(b).mul(step).store(o));
                 }
             }
         }
     }
 }
 
-dispatch! {
+levels! {
     fn expand_k<const KIND: usize, const BYTES: usize>(
         bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize, out: &mut [f32],
     ) = expand_body;
@@ -426,119 +314,127 @@ dispatch! {
 /// Unpacks `width` elements (a multiple of 8) at each of the byte offsets `at` into `out[row][width]`. `scale` applies
 /// to the rows as those of tokens `first` on.
 pub(super) fn expand(
-    isa: Isa,
-    kind: usize,
-    bytes: &[u8],
-    at: &[usize],
-    width: usize,
-    scale: Option<GroupSteps<'_>>,
-    first: usize,
+    isa: Isa, kind: usize, bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize,
     out: &mut [f32],
 ) {
     with_kind!(kind, |K, B| expand_k::<K, B>(isa, bytes, at, width, scale, first, out); all)
 }
 
 #[inline(always)]
-fn pairs_body<const FMA: bool>(bytes: &[u8], step: &mut [f32], min: &mut [f32]) {
+fn pairs_body<L: Lanes>(bytes: &[u8], step: &mut [f32], min: &mut [f32]) {
     let (steps, mins) = (step.as_chunks_mut::<8>().0, min.as_chunks_mut::<8>().0);
     for ((b, s), m) in bytes.as_chunks::<32>().0.iter().zip(steps).zip(mins) {
-        (*s, *m) = pairs8::<FMA>(b);
+        let (x, y) = L::pairs(b);
+        x.store(s);
+        y.store(m);
     }
 }
-dispatch! {
+levels! {
     /// Decodes pairs (4 bytes each, a multiple of 8 of them) to steps and mins.
     pub(super) fn pairs(bytes: &[u8], step: &mut [f32], min: &mut [f32]) = pairs_body;
 }
 
 #[inline(always)]
-fn fold_body<const FMA: bool>(q: &[f32], step: &[f32], min: &[f32], out: &mut [f32]) -> f32 {
-    let mut zero = [0f32; 8];
+fn fold_body<L: Lanes>(q: &[f32], step: &[f32], min: &[f32], out: &mut [f32]) -> f32 {
+    let mut zero = L::splat(0.0);
     let (q, step, min) = (q.as_chunks::<8>().0, step.as_chunks::<8>().0, min.as_chunks::<8>().0);
     for (((q, s), m), o) in q.iter().zip(step).zip(min).zip(out.as_chunks_mut::<8>().0) {
-        for l in 0..8 {
-            o[l] = q[l] * s[l];
-            zero[l] = fma::<FMA>(q[l], m[l], zero[l]);
-        }
+        let q = L::load(q);
+        q.mul(L::load(s)).store(o);
+        zero = q.fma(L::load(m), zero);
     }
-    sum(zero)
+    zero.sum()
 }
-dispatch! {
-    /// `out = q * step` by channel; returns `sum(q * min)`.
+levels! {
+    /// `out = q * step` by channel (a multiple of 8); returns `sum(q * min)`.
     pub(super) fn fold(q: &[f32], step: &[f32], min: &[f32], out: &mut [f32]) -> f32 = fold_body;
 }
 
 #[inline(always)]
-fn total_body<const FMA: bool>(x: &[f32]) -> f32 {
+fn total_body<L: Lanes>(x: &[f32]) -> f32 {
     let (chunks, rest) = x.as_chunks::<8>();
-    let mut acc = [0f32; 8];
+    let mut acc = L::splat(0.0);
     for c in chunks {
-        for l in 0..8 {
-            acc[l] += c[l];
-        }
+        acc = acc.add(L::load(c));
     }
-    rest.iter().zip(&mut acc).for_each(|(x, a)| *a += x);
-    sum(acc)
+    let mut last = [0f32; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    acc.add(L::load(&last)).sum()
 }
-dispatch! {
+levels! {
     /// Sum of a slice.
     pub(super) fn total(x: &[f32]) -> f32 = total_body;
 }
 
 #[inline(always)]
-fn inner_body<const FMA: bool>(x: &[f32], y: &[f32]) -> f32 {
+fn inner_body<L: Lanes>(x: &[f32], y: &[f32]) -> f32 {
     let ((x, xr), (y, yr)) = (x.as_chunks::<8>(), y.as_chunks::<8>());
-    let mut acc = [0f32; 8];
+    let mut acc = L::splat(0.0);
     for (x, y) in x.iter().zip(y) {
-        for l in 0..8 {
-            acc[l] = fma::<FMA>(x[l], y[l], acc[l]);
-        }
+        acc = L::load(x).fma(L::load(y), acc);
     }
-    xr.iter().zip(yr).zip(&mut acc).for_each(|((x, y), a)| *a = fma::<FMA>(*x, *y, *a));
-    sum(acc)
+    let (mut a, mut b) = ([0f32; 8], [0f32; 8]);
+    a[..xr.len()].copy_from_slice(xr);
+    b[..yr.len()].copy_from_slice(yr);
+    L::load(&a).fma(L::load(&b), acc).sum()
 }
-dispatch! {
+levels! {
     /// Inner product of two slices of one length.
     pub(super) fn inner(x: &[f32], y: &[f32]) -> f32 = inner_body;
 }
 
 #[inline(always)]
-fn affine_body<const FMA: bool>(x: &mut [f32; TILE], factor: &[f32; TILE], term: &[f32; TILE], weight: f32) {
-    for i in 0..TILE {
-        x[i] = fma::<FMA>(x[i], factor[i], term[i] * weight);
+fn affine_body<L: Lanes>(x: &mut [f32; TILE], factor: &[f32; TILE], term: &[f32; TILE], weight: f32) {
+    let (factor, term, weight) = (factor.as_chunks::<8>().0, term.as_chunks::<8>().0, L::splat(weight));
+    for ((x, f), t) in x.as_chunks_mut::<8>().0.iter_mut().zip(factor).zip(term) {
+        L::load(x).fma(L::load(f), L::load(t).mul(weight)).store(x);
     }
 }
-dispatch! {
+levels! {
     /// `x = x * factor + term * weight`, by token of a tile.
     pub(super) fn affine(x: &mut [f32; TILE], factor: &[f32; TILE], term: &[f32; TILE], weight: f32) = affine_body;
 }
 
 #[inline(always)]
-fn add_scaled_body<const FMA: bool>(x: &mut [f32], y: &[f32], weight: f32) {
-    for (x, y) in x.iter_mut().zip(y) {
-        *x = fma::<FMA>(*y, weight, *x);
+fn add_scaled_body<L: Lanes>(x: &mut [f32], y: &[f32], weight: f32) {
+    let weight = L::splat(weight);
+    for (x, y) in x.as_chunks_mut::<8>().0.iter_mut().zip(y.as_chunks::<8>().0) {
+        weight.fma(L::load(y), L::load(x)).store(x);
     }
 }
-dispatch! {
-    /// `x += y * weight`.
+levels! {
+    /// `x += y * weight`; lengths are multiples of 8.
     pub(super) fn add_scaled(x: &mut [f32], y: &[f32], weight: f32) = add_scaled_body;
 }
 
 #[inline(always)]
-fn multiply_body<const FMA: bool>(x: &[f32], y: &[f32], out: &mut [f32]) {
-    for ((x, y), o) in x.iter().zip(y).zip(out) {
-        *o = x * y;
+fn multiply_body<L: Lanes>(x: &[f32], y: &[f32], out: &mut [f32]) {
+    let (x, y) = (x.as_chunks::<8>().0, y.as_chunks::<8>().0);
+    for ((x, y), o) in x.iter().zip(y).zip(out.as_chunks_mut::<8>().0) {
+        L::load(x).mul(L::load(y)).store(o);
     }
 }
-dispatch! {
-    /// `out = x * y`.
+levels! {
+    /// `out = x * y`; lengths are multiples of 8.
     pub(super) fn multiply(x: &[f32], y: &[f32], out: &mut [f32]) = multiply_body;
 }
 
 #[inline(always)]
-fn scale_body<const FMA: bool>(x: &mut [f32], factor: f32) {
-    x.iter_mut().for_each(|x| *x *= factor);
+fn add_to_all_body<L: Lanes>(x: &mut [f32], y: f32) {
+    x.as_chunks_mut::<8>().0.iter_mut().for_each(|x| L::load(x).add(L::splat(y)).store(x));
 }
-dispatch! {
-    /// `x *= factor`.
+levels! {
+    /// `x += y`; the length is a multiple of 8.
+    pub(super) fn add_to_all(x: &mut [f32], y: f32) = add_to_all_body;
+}
+
+#[inline(always)]
+fn scale_body<L: Lanes>(x: &mut [f32], factor: f32) {
+    x.as_chunks_mut::<8>().0.iter_mut().for_each(|x| L::load(x).mul(L::splat(factor)).store(x));
+}
+levels! {
+    /// `x *= factor`; the length is a multiple of 8.
     pub(super) fn scale(x: &mut [f32], factor: f32) = scale_body;
 }
+
+const _: () = assert!(TILE % 8 == 0 && size_of::<Plain>() == 32);

@@ -1,8 +1,8 @@
-//! Eight lanes of a stored row, as f32, whatever the row is made of.
+//! What stored rows are made of, and how eight elements become f32 in plain code (`lanes.rs` has the same in
+//! registers).
 //!
-//! A **kind** says what a row is made of and is a constant of every kernel, so unpacking happens in registers right
-//! before the multiplication. Affine codes come out as plain integers: step and min are applied elsewhere
-//! (`tile.rs`).
+//! A **kind** says what a row is made of and is a constant of every kernel, so unpacking happens right before the
+//! multiplication. Affine codes come out as plain integers: step and min are applied elsewhere (`tile.rs`).
 
 /// Affine codes have their number of bits as kind.
 pub(super) const E4M3: usize = 9;
@@ -48,14 +48,12 @@ pub(super) use with_kind;
 
 /// Eight elements of a row.
 #[inline(always)]
-pub(super) fn load8<const KIND: usize, const BYTES: usize, const FMA: bool>(b: &[u8; BYTES]) -> [f32; 8] {
-    let half = |i: usize| u16::from_le_bytes([b[2 * i], b[2 * i + 1]]);
+pub(super) fn load8<const KIND: usize, const BYTES: usize>(b: &[u8; BYTES]) -> [f32; 8] {
+    let word = |i: usize| u16::from_le_bytes([b[2 * i], b[2 * i + 1]]);
     match KIND {
-        F32 => {
-            std::array::from_fn(|i| f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]))
-        }
-        BF16 => std::array::from_fn(|i| f32::from_bits((half(i) as u32) << 16)),
-        F16 => half8::<FMA>(std::array::from_fn(half)),
+        F32 => std::array::from_fn(|i| f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]])),
+        BF16 => std::array::from_fn(|i| f32::from_bits((word(i) as u32) << 16)),
+        F16 => std::array::from_fn(|i| half(word(i))),
         E4M3 => std::array::from_fn(|i| e4m3(b[i])),
         E5M2 => std::array::from_fn(|i| e5m2(b[i])),
         8 => std::array::from_fn(|i| b[i] as i32 as f32),
@@ -68,39 +66,14 @@ pub(super) fn load8<const KIND: usize, const BYTES: usize, const FMA: bool>(b: &
     }
 }
 
-/// Both halves of eight pairs: (steps, mins).
+/// One f16 number without the help of the CPU: the exponent is rebiased by a multiplication, which also makes
+/// subnormals right.
 #[inline(always)]
-pub(super) fn pairs8<const FMA: bool>(b: &[u8; 32]) -> ([f32; 8], [f32; 8]) {
-    let half = |i: usize| u16::from_le_bytes([b[2 * i], b[2 * i + 1]]);
-    (
-        half8::<FMA>(std::array::from_fn(|i| half(2 * i))),
-        half8::<FMA>(std::array::from_fn(|i| half(2 * i + 1))),
-    )
-}
-
-/// Eight f16 numbers.
-#[inline(always)]
-fn half8<const FMA: bool>(h: [u16; 8]) -> [f32; 8] {
-    #[cfg(target_arch = "x86_64")]
-    if FMA {
-        // SAFETY: `FMA` is set only in the bodies that `dispatch!` compiles with AVX and F16C, for machines that
-        // have them.
-        return unsafe { half8_f16c(h) };
-    }
-    std::array::from_fn(|i| {
-        // The exponent is rebiased by a multiplication, which also makes subnormals right.
-        let magnitude = ((h[i] & 0x7fff) as u32) << 13;
-        let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
-        let bits = if magnitude >= 0x0f80_0000 { magnitude | 0x7f80_0000 } else { scaled.to_bits() };
-        f32::from_bits(bits | ((h[i] & 0x8000) as u32) << 16)
-    })
-}
-
-#[cfg(target_arch = "x86_64")]
-#[inline]
-#[target_feature(enable = "avx,f16c")]
-fn half8_f16c(h: [u16; 8]) -> [f32; 8] {
-    bytemuck::cast(std::arch::x86_64::_mm256_cvtph_ps(bytemuck::cast(h)))
+pub(super) fn half(h: u16) -> f32 {
+    let magnitude = ((h & 0x7fff) as u32) << 13;
+    let scaled = f32::from_bits(magnitude) * f32::from_bits((127 + 112) << 23);
+    let bits = if magnitude >= 0x0f80_0000 { magnitude | 0x7f80_0000 } else { scaled.to_bits() };
+    f32::from_bits(bits | ((h & 0x8000) as u32) << 16)
 }
 
 /// One E4M3 byte. Numbers below the normal ones are built one exponent up and brought down by a subtraction.
@@ -161,7 +134,7 @@ mod tests {
     fn every_f16_decodes_without_hardware() {
         for h in 0..=u16::MAX {
             let want = f16::from_bits(h).to_f32();
-            let got = half8::<false>([h; 8])[3];
+            let got = half(h);
             assert!(got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan(), "{h:#x}");
         }
     }

@@ -22,6 +22,7 @@
 
 mod block;
 mod kernels;
+mod lanes;
 mod load;
 mod raw;
 mod softmax;

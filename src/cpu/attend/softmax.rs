@@ -1,28 +1,33 @@
 //! The online softmax of one row over one tile, with its own `exp` and `tanh`.
 
+use super::kernels::levels;
+use super::lanes::Lanes;
 use crate::layout::TILE;
 use crate::simd::{dispatch, fma};
 
-/// Below this `exp` is 0 here; it is below the smallest normal f32.
-const LOWEST: f32 = -87.0;
+/// Below this `exp` is 0 here: `e^-87` is near the smallest normal f32.
+pub(super) const LOWEST: f32 = -87.0;
+/// Adding and taking away 1.5 * 2^23 rounds to an integer, which stays readable in the low bits.
+pub(super) const ROUND: f32 = 12_582_912.0;
+/// ln 2 in two parts: `n * LN2_HIGH` is exact.
+pub(super) const LN2_HIGH: f32 = 0.693_359_375;
+/// The rest of ln 2.
+pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
+/// Taylor series of exp, highest degree first.
+pub(super) const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// `e^x` for x ≤ 0 (and up to 88) to about 1e-7 relative: `2^n * e^r` with `|r| ≤ ln 2 / 2` and the Taylor series of
 /// degree 7, whose remainder there is 5e-9. NaN stays NaN.
 #[inline(always)]
-fn exp_lane<const FMA: bool>(x: f32) -> f32 {
-    // Adding and taking away 1.5 * 2^23 rounds to an integer, which stays readable in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    // ln 2 in two parts; n * LN2_HIGH is exact.
-    const LN2_HIGH: f32 = 0.693_359_375;
-    const LN2_LOW: f32 = -2.121_944_4e-4;
+pub(super) fn exp_lane<const FMA: bool>(x: f32) -> f32 {
     // A comparison instead of `max` keeps NaN.
     let y = if x < LOWEST { LOWEST } else { x };
     let shifted = fma::<FMA>(y, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = fma::<FMA>(n, -LN2_LOW, fma::<FMA>(n, -LN2_HIGH, y));
-    let mut p = 1.0 / 5040.0;
-    for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
-        p = fma::<FMA>(p, r, c);
+    let mut p = EXP_SERIES[0];
+    for c in &EXP_SERIES[1..] {
+        p = fma::<FMA>(p, r, *c);
     }
     let power = f32::from_bits((shifted.to_bits().wrapping_add(127)) << 23);
     if x < LOWEST { 0.0 } else { p * power }
@@ -66,42 +71,29 @@ pub(super) struct Step {
 }
 
 #[inline(always)]
-fn tile_body<const FMA: bool>(scores: &mut [f32; TILE], from: usize, to: usize, max: f32) -> Step {
-    let mut live = bits(from, to);
-    let (from, to) = (from as i32, to as i32);
-    let mut top = [f32::NEG_INFINITY; 8];
-    let mut masked = [0u32; 8];
+fn tile_body<L: Lanes>(scores: &mut [f32; TILE], from: usize, to: usize, max: f32) -> Step {
+    let mut live = 0u64;
+    let mut top = L::splat(f32::NEG_INFINITY);
     for (i, s) in scores.as_chunks_mut::<8>().0.iter_mut().enumerate() {
-        for l in 0..8 {
-            let t = (8 * i + l) as i32;
-            let seen = (t >= from) & (t < to);
-            let x = if seen { s[l] } else { f32::NEG_INFINITY };
-            masked[l] |= (seen & (x == f32::NEG_INFINITY)) as u32;
-            // NaN is never larger: it comes back through the sum.
-            top[l] = if x > top[l] { x } else { top[l] };
-            s[l] = x;
-        }
+        let (x, bits) = L::load(s).mask(8 * i, from, to);
+        live |= bits << (8 * i);
+        // NaN is never larger: it comes back through the sum.
+        top = x.max(top);
+        x.store(s);
     }
-    if masked.into_iter().any(|m| m != 0) {
-        for (t, s) in scores.iter().enumerate() {
-            live &= !(((*s == f32::NEG_INFINITY) as u64) << t);
-        }
-    }
-    let max = top.into_iter().fold(max, |a, b| if b > a { b } else { a });
-    let base = if max == f32::NEG_INFINITY { 0.0 } else { max };
-    let mut sum = [0f32; 8];
+    let mut tops = [0f32; 8];
+    top.store(&mut tops);
+    let max = tops.into_iter().fold(max, |a, b| if b > a { b } else { a });
+    let base = L::splat(if max == f32::NEG_INFINITY { 0.0 } else { -max });
+    let mut sum = L::splat(0.0);
     for s in scores.as_chunks_mut::<8>().0 {
-        for l in 0..8 {
-            let p = exp_lane::<FMA>(s[l] - base);
-            sum[l] += p;
-            s[l] = p;
-        }
+        let p = L::load(s).add(base).exp();
+        sum = sum.add(p);
+        p.store(s);
     }
-    let [a, b, c, d, e, f, g, h] = sum;
-    let sum = ((a + e) + (c + g)) + ((b + f) + (d + h));
-    Step { max, sum, live }
+    Step { max, sum: sum.sum(), live }
 }
-dispatch! {
+levels! {
     /// Turns the scores of tokens `from..to` into weights `exp(score - new max)`, all others into 0.
     pub(super) fn tile(scores: &mut [f32; TILE], from: usize, to: usize, max: f32) -> Step = tile_body;
 }

@@ -1,7 +1,7 @@
 //! A tile in a page: scores from its keys, weighted sums of its values, without ever making it dense.
 
 use super::kernels::{
-    Epilogue, GroupSteps, Strided, add_scaled, affine, dot, expand, fold, inner, multiply, pairs,
+    Epilogue, GroupSteps, Strided, add_scaled, add_to_all, affine, dot, expand, fold, inner, multiply, pairs,
     reads_packed, rows_at_once, total, weigh,
 };
 use super::workspace::{Row, Scratch};
@@ -140,7 +140,7 @@ impl<'a> Page<'a> {
         }
         if self.head.mean.is_some() {
             for (r, row) in scratch.rows[..self.rows].iter().enumerate() {
-                scratch.scores[r * TILE..][range.0..range.1].iter_mut().for_each(|s| *s += row.mean);
+                add_to_all(self.isa, &mut scratch.scores[r * TILE..][..TILE], row.mean);
             }
         }
     }
@@ -283,7 +283,7 @@ impl<'a> Page<'a> {
                 multiply(self.isa, p, step, &mut weights[r * TILE..][..TILE]);
                 let mut zero = 0.0;
                 runs(row.live, |(from, to)| zero += inner(self.isa, &p[from..to], &min[from..to]));
-                out[r * dim + c..r * dim + end].iter_mut().for_each(|o| *o += zero);
+                add_to_all(self.isa, &mut out[r * dim + c..r * dim + end], zero);
             }
             self.sums(codes, range, (c, end), weights, rows, Epilogue::Add, slice, out);
         }
