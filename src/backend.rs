@@ -61,14 +61,26 @@ pub trait Backend: sealed::Sealed + Debug + Sized {
     fn append(&mut self, layer: usize, step: &Step, k: &Self::Tensor<'_>, v: &Self::Tensor<'_>) -> u64;
     /// Attention over the cache as it is after this layer's append.
     fn attend(
-        &mut self, layer: usize, step: &Step, q: &Self::Tensor<'_>, params: &AttendParams<'_>,
-        out: &mut Self::Output<'_>, lse: Option<&mut Self::Lse<'_>>,
+        &mut self,
+        layer: usize,
+        step: &Step,
+        q: &Self::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut Self::Output<'_>,
+        lse: Option<&mut Self::Lse<'_>>,
     );
     /// Attention over the cache as it was before the step, plus the new tokens, exact.
     #[allow(clippy::too_many_arguments)]
     fn prefill(
-        &mut self, layer: usize, step: &Step, q: &Self::Tensor<'_>, k: &Self::Tensor<'_>, v: &Self::Tensor<'_>,
-        params: &AttendParams<'_>, out: &mut Self::Output<'_>, lse: Option<&mut Self::Lse<'_>>,
+        &mut self,
+        layer: usize,
+        step: &Step,
+        q: &Self::Tensor<'_>,
+        k: &Self::Tensor<'_>,
+        v: &Self::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut Self::Output<'_>,
+        lse: Option<&mut Self::Lse<'_>>,
     );
 
     /// Closes tiles `from / 64 .. to / 64` of a seat from its window. Returns values clamped.
@@ -84,7 +96,13 @@ pub trait Backend: sealed::Sealed + Debug + Sized {
     /// Puts a snapshot into a seat.
     fn restore(&mut self, seat: Seat, snapshot: &Self::Snapshot);
     /// Keys and values as the model sees them, `[len, kv_heads, dim]`.
-    fn dequantize(&self, layer: usize, stored: &Stored<'_>, k: &mut Self::Output<'_>, v: &mut Self::Output<'_>);
+    fn dequantize(
+        &self,
+        layer: usize,
+        stored: &Stored<'_>,
+        k: &mut Self::Output<'_>,
+        v: &mut Self::Output<'_>,
+    );
 
     /// A page in row order.
     fn read_page(&self, layer: usize, head: usize, block: i32) -> Vec<u8>;

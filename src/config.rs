@@ -113,10 +113,17 @@ impl CacheConfig {
     /// # Errors
     /// [`Error::OutOfRange`] if there is no such layer.
     pub fn with_layer(
-        mut self, layer: usize, key: impl Into<Format>, value: impl Into<Format>,
+        mut self,
+        layer: usize,
+        key: impl Into<Format>,
+        value: impl Into<Format>,
     ) -> Result<Self> {
         let limit = self.layers.len();
-        let l = self.layers.get_mut(layer).ok_or(Error::OutOfRange { what: "layer", got: layer as i64, limit })?;
+        let l = self.layers.get_mut(layer).ok_or(Error::OutOfRange {
+            what: "layer",
+            got: layer as i64,
+            limit,
+        })?;
         (l.key, l.value) = (key.into(), value.into());
         Ok(self)
     }
@@ -258,7 +265,11 @@ impl CacheConfig {
         }
         if let Some(s) = &self.scales {
             if s.layers() != self.layers.len() {
-                return Err(Error::Length { what: "scales (layers)", expected: self.layers.len(), got: s.layers() });
+                return Err(Error::Length {
+                    what: "scales (layers)",
+                    expected: self.layers.len(),
+                    got: s.layers(),
+                });
             }
         }
         for (i, l) in self.layers.iter().enumerate() {
@@ -268,7 +279,11 @@ impl CacheConfig {
                 return no("value format", format!("{:?}", l.value), "only keys can be centred");
             }
             if l.sliding_window == Some(0) {
-                return no("sliding_window", "0".into(), "a query sees at least itself; use None for no window");
+                return no(
+                    "sliding_window",
+                    "0".into(),
+                    "a query sees at least itself; use None for no window",
+                );
             }
         }
         Ok(())
@@ -277,7 +292,10 @@ impl CacheConfig {
     fn validate_format(&self, what: &'static str, f: &Format, dim: usize, layer: usize) -> Result<()> {
         let no = |why: String| Err(Error::Unsupported { what, got: format!("{f:?} in layer {layer}"), why });
         if self.residual.is_none() && !f.is_per_token() {
-            return no("direct mode writes single tokens; use a per-token format without centring, or a window".into());
+            return no(
+                "direct mode writes single tokens; use a per-token format without centring, or a window"
+                    .into(),
+            );
         }
         match f {
             Format::Affine(a) => {
@@ -297,7 +315,9 @@ impl CacheConfig {
                     crate::quant::hadamard::check_block(b, dim)?;
                 }
                 if a.center && a.axis == Axis::PerChannel {
-                    return no("centring is for per-token keys; per-channel groups have a min of their own".into());
+                    return no(
+                        "centring is for per-token keys; per-channel groups have a min of their own".into()
+                    );
                 }
                 crate::quant::affine::check_fit(&a.fit)
             }
@@ -310,7 +330,9 @@ impl CacheConfig {
                 let per = self.scales.as_ref().map_or((0, 0), Scales::per_layer);
                 let per = if what == "key format" { per.0 } else { per.1 };
                 if (0..self.kv_heads).any(|h| held(h).is_none()) {
-                    return no("it needs static scales: give with_scales, or ask for Scales::unit by name".into());
+                    return no(
+                        "it needs static scales: give with_scales, or ask for Scales::unit by name".into()
+                    );
                 }
                 if p.granularity == Granularity::Tensor && per != 1 {
                     return no(format!("one scale a tensor, but the scales hold {per} a layer"));
@@ -406,7 +428,9 @@ impl<'a> AttendParams<'a> {
     }
 
     pub(crate) fn check(&self, query_heads: usize) -> Result<()> {
-        let no = |what, got: f32, why: &str| Err(Error::Unsupported { what, got: got.to_string(), why: why.into() });
+        let no = |what, got: f32, why: &str| {
+            Err(Error::Unsupported { what, got: got.to_string(), why: why.into() })
+        };
         match (self.scale, self.softcap) {
             (Some(s), _) if !s.is_finite() => no("scale", s, "it must be finite"),
             (_, Some(c)) if !(c.is_finite() && c > 0.0) => no("softcap", c, "it must be finite and positive"),

@@ -92,7 +92,9 @@ pub enum Error {
         help: &'static str,
     },
     /// A tile closes in this step and the block table has no block for it.
-    #[error("seat {seat} needs a block for tile {tile} in this step; call `reserve` (or `set_block`) before `begin_step`")]
+    #[error(
+        "seat {seat} needs a block for tile {tile} in this step; call `reserve` (or `set_block`) before `begin_step`"
+    )]
     MissingBlock {
         /// The seat.
         seat: usize,
@@ -100,7 +102,9 @@ pub enum Error {
         tile: usize,
     },
     /// A step is open, so calls that change lengths are refused.
-    #[error("a step is open: layers {missing:?} have not appended; append or prefill them, or call `cancel_step`")]
+    #[error(
+        "a step is open: layers {missing:?} have not appended; append or prefill them, or call `cancel_step`"
+    )]
     StepOpen {
         /// The layers that have not appended.
         missing: Vec<usize>,

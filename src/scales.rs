@@ -65,6 +65,12 @@ impl Scales {
         if layer >= layers {
             return None;
         }
-        if per == 1 { s.get(layer).copied() } else if head < per { s.get(layer * per + head).copied() } else { None }
+        if per == 1 {
+            s.get(layer).copied()
+        } else if head < per {
+            s.get(layer * per + head).copied()
+        } else {
+            None
+        }
     }
 }

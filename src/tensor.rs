@@ -143,7 +143,10 @@ impl Shape {
         if last >= len {
             return Err(Error::Strides {
                 what,
-                problem: format!("shape {:?} with strides {:?} reaches element {last}", self.dims, self.strides),
+                problem: format!(
+                    "shape {:?} with strides {:?} reaches element {last}",
+                    self.dims, self.strides
+                ),
                 len,
             });
         }
@@ -190,7 +193,9 @@ macro_rules! constructors {
             /// # Errors
             /// [`Error::Strides`] if the strides leave the data.
             pub fn bhtd_strided(
-                data: impl Into<$data<'a>>, dims: [usize; 4], strides: [usize; 4],
+                data: impl Into<$data<'a>>,
+                dims: [usize; 4],
+                strides: [usize; 4],
             ) -> Result<Self> {
                 let [b, h, t, d] = dims;
                 let [sb, sh, st, sd] = strides;

@@ -43,13 +43,16 @@ fn see(cache: &PagedKvCache) -> Seen {
         for layer in 0..LAYERS {
             let (mut k, mut v) = (vec![0f32; n * HEADS * DIM], vec![0f32; n * HEADS * DIM]);
             let dims = [n, HEADS, DIM];
-            let (mut ko, mut vo) = (TensorMut::thd(&mut k, dims).unwrap(), TensorMut::thd(&mut v, dims).unwrap());
+            let (mut ko, mut vo) =
+                (TensorMut::thd(&mut k, dims).unwrap(), TensorMut::thd(&mut v, dims).unwrap());
             if cache.dequantize(layer, *s, &mut ko, &mut vo).is_ok() {
                 contents.push(k.iter().chain(&v).map(|x| x.to_bits()).collect());
             }
         }
     }
-    let seat = |s: &Seat| Some((cache.len(*s).ok()?, cache.packed_len(*s).ok()?, cache.block_table(*s).ok()?.to_vec()));
+    let seat = |s: &Seat| {
+        Some((cache.len(*s).ok()?, cache.packed_len(*s).ok()?, cache.block_table(*s).ok()?.to_vec()))
+    };
     Seen {
         lens: seats.iter().map(seat).collect(),
         contents,
@@ -94,7 +97,8 @@ fn refused_calls_change_nothing() {
     let gone = Seat::new(2);
     let far = Seat::new(99);
     let other_config = config().with_bits(Bits::B2);
-    let mut other = PagedKvCache::new(other_config.clone(), PagePool::new(&other_config, 8).unwrap()).unwrap();
+    let mut other =
+        PagedKvCache::new(other_config.clone(), PagePool::new(&other_config, 8).unwrap()).unwrap();
     let foreign = other.open().unwrap();
     step(&mut other, &[foreign], &[0, 200]);
     let foreign_prefix = other.prefix(foreign, 128).unwrap();
@@ -110,10 +114,13 @@ fn refused_calls_change_nothing() {
         ("fork unknown", Box::new(|c| c.fork(gone).map(|_| ()))),
         ("prefix beyond length", Box::new(|c| c.prefix(a, 201).map(|_| ()))),
         ("prefix of another cache", Box::new(|c| c.open_with(&foreign_prefix).map(|_| ()))),
-        ("append without a step", Box::new(|c| {
-            let (k, v) = kv(1, 1);
-            c.append(0, &TensorRef::thd(&k, [1, HEADS, DIM])?, &TensorRef::thd(&v, [1, HEADS, DIM])?)
-        })),
+        (
+            "append without a step",
+            Box::new(|c| {
+                let (k, v) = kv(1, 1);
+                c.append(0, &TensorRef::thd(&k, [1, HEADS, DIM])?, &TensorRef::thd(&v, [1, HEADS, DIM])?)
+            }),
+        ),
         ("release what is seen", Box::new(|c| c.release_before(a, 64).map(|_| ()))),
         ("reserve beyond max_tokens", Box::new(|c| c.reserve(a, 101).map(|_| ()))),
         ("reserve usize::MAX", Box::new(|c| c.reserve(a, usize::MAX).map(|_| ()))),
@@ -126,8 +133,14 @@ fn refused_calls_change_nothing() {
         ("query_start negative", Box::new(|c| c.begin_step(&Batch::new(&[a], &[0, -1])))),
         ("too many tokens", Box::new(|c| c.begin_step(&Batch::new(&[a], &[0, 101])))),
         ("missing block", Box::new(|c| c.begin_step(&Batch::new(&[b], &[0, 64])))),
-        ("slot mapping too short", Box::new(|c| c.begin_step(&Batch::new(&[a], &[0, 2]).with_slot_mapping(&[-1])))),
-        ("slot mapping below -1", Box::new(|c| c.begin_step(&Batch::new(&[a], &[0, 1]).with_slot_mapping(&[-2])))),
+        (
+            "slot mapping too short",
+            Box::new(|c| c.begin_step(&Batch::new(&[a], &[0, 2]).with_slot_mapping(&[-1]))),
+        ),
+        (
+            "slot mapping below -1",
+            Box::new(|c| c.begin_step(&Batch::new(&[a], &[0, 1]).with_slot_mapping(&[-2]))),
+        ),
         ("slots in windowed mode", Box::new(|c| c.begin_slots(&SlotBatch::new(&[0, 1], &[1], &[0], &[0])))),
         ("reorder with too few parents", Box::new(|c| c.reorder(&mut [a, b], &[0]))),
         ("reorder with a parent out of range", Box::new(|c| c.reorder(&mut [a, b], &[0, 2]))),
@@ -148,16 +161,27 @@ fn refused_calls_change_nothing() {
         ("import nothing", Box::new(|c| c.import_page(a, &[]).map(|_| ()))),
         ("import sinks that are a page", Box::new(|c| c.import_sinks(a, &page))),
         ("cancel without a step", Box::new(|c| c.cancel_step())),
-        ("dequantize a layer out of range", Box::new(|c| {
-            let (mut k, mut v) = kv(200, 1);
-            let dims = [200, HEADS, DIM];
-            c.dequantize(LAYERS, a, &mut TensorMut::thd(&mut k, dims)?, &mut TensorMut::thd(&mut v, dims)?)
-        })),
-        ("dequantize into the wrong shape", Box::new(|c| {
-            let (mut k, mut v) = kv(200, 1);
-            let dims = [199, HEADS, DIM];
-            c.dequantize(0, a, &mut TensorMut::thd(&mut k, dims)?, &mut TensorMut::thd(&mut v, dims)?)
-        })),
+        (
+            "dequantize a layer out of range",
+            Box::new(|c| {
+                let (mut k, mut v) = kv(200, 1);
+                let dims = [200, HEADS, DIM];
+                c.dequantize(
+                    LAYERS,
+                    a,
+                    &mut TensorMut::thd(&mut k, dims)?,
+                    &mut TensorMut::thd(&mut v, dims)?,
+                )
+            }),
+        ),
+        (
+            "dequantize into the wrong shape",
+            Box::new(|c| {
+                let (mut k, mut v) = kv(200, 1);
+                let dims = [199, HEADS, DIM];
+                c.dequantize(0, a, &mut TensorMut::thd(&mut k, dims)?, &mut TensorMut::thd(&mut v, dims)?)
+            }),
+        ),
     ];
     for (what, call) in &mut calls {
         let error = call(&mut cache).expect_err(what);
@@ -276,12 +300,20 @@ fn damaged_pages_are_refused() {
             for bit in [0, 5] {
                 let mut bad = bytes.clone();
                 bad[at] ^= 1 << bit;
-                let r = if i == 0 { cache.import_page(to, &bad).map(|_| ()) } else { cache.import_sinks(to, &bad) };
+                let r = if i == 0 {
+                    cache.import_page(to, &bad).map(|_| ())
+                } else {
+                    cache.import_sinks(to, &bad)
+                };
                 assert!(matches!(r, Err(Error::Page { .. })), "byte {at}, bit {bit}: {r:?}");
             }
         }
         for n in [0, 1, 8, 63, 64, bytes.len() - 1] {
-            let r = if i == 0 { cache.import_page(to, &bytes[..n]).map(|_| ()) } else { cache.import_sinks(to, &bytes[..n]) };
+            let r = if i == 0 {
+                cache.import_page(to, &bytes[..n]).map(|_| ())
+            } else {
+                cache.import_sinks(to, &bytes[..n])
+            };
             assert!(matches!(r, Err(Error::Page { .. })), "{n} bytes: {r:?}");
         }
     }
@@ -319,8 +351,13 @@ fn a_sequence_moves_to_another_cache_page_by_page() {
                 let n = c.len(s).unwrap();
                 let (mut k, mut v) = kv(n, 0);
                 let dims = [n, HEADS, DIM];
-                c.dequantize(layer, s, &mut TensorMut::thd(&mut k, dims).unwrap(), &mut TensorMut::thd(&mut v, dims).unwrap())
-                    .unwrap();
+                c.dequantize(
+                    layer,
+                    s,
+                    &mut TensorMut::thd(&mut k, dims).unwrap(),
+                    &mut TensorMut::thd(&mut v, dims).unwrap(),
+                )
+                .unwrap();
                 (k, v)
             };
             assert_eq!(read(&from, a), read(&to, b));
@@ -334,7 +371,9 @@ fn a_sequence_moves_to_another_cache_page_by_page() {
             third.begin_step(&Batch::new(&[d], &[0, 128])).unwrap();
             let dims = [128, HEADS, DIM];
             for layer in 0..LAYERS {
-                third.append(layer, &TensorRef::thd(&k, dims).unwrap(), &TensorRef::thd(&v, dims).unwrap()).unwrap();
+                third
+                    .append(layer, &TensorRef::thd(&k, dims).unwrap(), &TensorRef::thd(&v, dims).unwrap())
+                    .unwrap();
             }
             third.truncate(d, 64).unwrap();
             let page = from.export_page(a, 0, 0, 1).unwrap();
@@ -369,8 +408,16 @@ fn configurations_are_refused_with_the_reason() {
         base.clone().with_dims(80, 80).with_key(Affine::per_token(Bits::B4, 32).with_rotation(64)),
         base.clone().with_key(Affine::per_channel(Bits::B4, 64).with_center()),
         base.clone().with_value(Affine::per_token(Bits::B4, 64).with_center()),
-        base.clone().with_key(Affine::per_token(Bits::B4, 64).with_fit(Fit::Hqq { p: 1.5, beta: 10.0, iterations: 20 })),
-        base.clone().with_key(Affine::per_token(Bits::B4, 64).with_fit(Fit::Hqq { p: 0.7, beta: f32::NAN, iterations: 20 })),
+        base.clone().with_key(Affine::per_token(Bits::B4, 64).with_fit(Fit::Hqq {
+            p: 1.5,
+            beta: 10.0,
+            iterations: 20,
+        })),
+        base.clone().with_key(Affine::per_token(Bits::B4, 64).with_fit(Fit::Hqq {
+            p: 0.7,
+            beta: f32::NAN,
+            iterations: 20,
+        })),
         base.clone().with_key(fp8(Granularity::Tensor)),
         base.clone().with_value(fp8(Granularity::Head)),
         base.clone().with_value(fp8(Granularity::Head)).with_scales(Scales::unit(1)),
@@ -398,7 +445,8 @@ fn slots_of_direct_mode_are_checked() {
         .with_value(Affine::per_token(Bits::B8, 32))
         .direct()
         .with_capacity(2, 128);
-    let mut cache: PagedKvCache = PagedKvCache::new(config.clone(), PagePool::new(&config, 4).unwrap()).unwrap();
+    let mut cache: PagedKvCache =
+        PagedKvCache::new(config.clone(), PagePool::new(&config, 4).unwrap()).unwrap();
     let bad: [(&str, SlotBatch<'_>); 8] = [
         ("slot out of range", SlotBatch::new(&[0, 1], &[1], &[3], &[256])),
         ("slot below -1", SlotBatch::new(&[0, 1], &[1], &[3], &[-5])),

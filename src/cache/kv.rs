@@ -107,7 +107,11 @@ impl<B: Backend> KvCache<B> {
             });
         }
         if rows == 0 {
-            return Err(Error::Shape { what: "keys", expected: "at least 1 row".into(), got: "0 rows".into() });
+            return Err(Error::Shape {
+                what: "keys",
+                expected: "at least 1 row".into(),
+                got: "0 rows".into(),
+            });
         }
         if let Some(s) = starts {
             if s.len() != n + 1 || s[0] != 0 || s.windows(2).any(|w| w[0] > w[1]) || s[n] as usize != rows {
@@ -137,7 +141,11 @@ impl<B: Backend> KvCache<B> {
     /// Checks keys and values, then opens the step if none is open: after this the append cannot fail but for a layer
     /// that has appended.
     fn begin(
-        &mut self, layer: usize, k: &B::Tensor<'_>, v: &B::Tensor<'_>, starts: Option<&[i32]>,
+        &mut self,
+        layer: usize,
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
+        starts: Option<&[i32]>,
     ) -> Result<()> {
         let rows = B::describe(k).0[0];
         self.cache.check_kv(rows, k, v)?;
@@ -158,7 +166,11 @@ impl<B: Backend> KvCache<B> {
     /// # Errors
     /// As [`append`](Self::append); a malformed `query_start`.
     pub fn append_varlen(
-        &mut self, layer: usize, query_start: &[i32], k: &B::Tensor<'_>, v: &B::Tensor<'_>,
+        &mut self,
+        layer: usize,
+        query_start: &[i32],
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
     ) -> Result<()> {
         self.begin(layer, k, v, Some(query_start))?;
         self.cache.append(layer, k, v)
@@ -169,7 +181,11 @@ impl<B: Backend> KvCache<B> {
     /// # Errors
     /// As there.
     pub fn attend(
-        &mut self, layer: usize, q: &B::Tensor<'_>, params: &AttendParams<'_>, out: &mut B::Output<'_>,
+        &mut self,
+        layer: usize,
+        q: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.attend(layer, q, params, out, lse)
@@ -181,8 +197,14 @@ impl<B: Backend> KvCache<B> {
     /// As there and as [`append`](Self::append).
     #[allow(clippy::too_many_arguments)]
     pub fn prefill(
-        &mut self, layer: usize, q: &B::Tensor<'_>, k: &B::Tensor<'_>, v: &B::Tensor<'_>, params: &AttendParams<'_>,
-        out: &mut B::Output<'_>, lse: Option<B::Lse<'_>>,
+        &mut self,
+        layer: usize,
+        q: &B::Tensor<'_>,
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut B::Output<'_>,
+        lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.check_prefill(B::describe(k).0[0], q, k, v, params, out, lse.as_ref())?;
         self.begin(layer, k, v, None)?;
@@ -195,8 +217,15 @@ impl<B: Backend> KvCache<B> {
     /// As [`prefill`](Self::prefill); a malformed `query_start`.
     #[allow(clippy::too_many_arguments)]
     pub fn prefill_varlen(
-        &mut self, layer: usize, query_start: &[i32], q: &B::Tensor<'_>, k: &B::Tensor<'_>, v: &B::Tensor<'_>,
-        params: &AttendParams<'_>, out: &mut B::Output<'_>, lse: Option<B::Lse<'_>>,
+        &mut self,
+        layer: usize,
+        query_start: &[i32],
+        q: &B::Tensor<'_>,
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut B::Output<'_>,
+        lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.check_prefill(B::describe(k).0[0], q, k, v, params, out, lse.as_ref())?;
         self.begin(layer, k, v, Some(query_start))?;
@@ -207,7 +236,13 @@ impl<B: Backend> KvCache<B> {
     ///
     /// # Errors
     /// As there.
-    pub fn dequantize(&self, layer: usize, sequence: usize, k: &mut B::Output<'_>, v: &mut B::Output<'_>) -> Result<()> {
+    pub fn dequantize(
+        &self,
+        layer: usize,
+        sequence: usize,
+        k: &mut B::Output<'_>,
+        v: &mut B::Output<'_>,
+    ) -> Result<()> {
         self.cache.dequantize(layer, self.seat(sequence)?, k, v)
     }
 

@@ -105,7 +105,9 @@ fn read(magic: &[u8; 8], hash: u64, bytes: &[u8]) -> Result<([u32; 3], [u64; 3])
 
 /// Checks a page. `geometry(layer)` gives its page bytes and, if centred, the channels of its mean.
 pub(crate) fn read_page(
-    hash: u64, bytes: &[u8], geometry: impl Fn(usize) -> Option<(usize, Option<usize>)>,
+    hash: u64,
+    bytes: &[u8],
+    geometry: impl Fn(usize) -> Option<(usize, Option<usize>)>,
 ) -> Result<Page<'_>> {
     let ([layer, head, flag], [token, mean_bytes, payload_bytes]) = read(PAGE, hash, bytes)?;
     let Some((page_bytes, mean_dim)) = geometry(layer as usize) else {
@@ -121,7 +123,11 @@ pub(crate) fn read_page(
     }
     let (mean, payload) = bytes[HEADER..].split_at(mean_bytes as usize);
     let mean = mean_dim.map(|_| mean.chunks_exact(2).map(|b| f16::from_le_bytes([b[0], b[1]])).collect());
-    Ok(Page { place: Place { layer: layer as usize, head: head as usize, token: token as usize }, mean, payload })
+    Ok(Page {
+        place: Place { layer: layer as usize, head: head as usize, token: token as usize },
+        mean,
+        payload,
+    })
 }
 
 /// Checks exported sinks of `n` values.

@@ -263,7 +263,11 @@ impl<B: Backend> PagedKvCache<B> {
     /// them are already quantized then: use [`prefill`](Self::prefill)); [`Error::Shape`], [`Error::Length`], and parameters
     /// out of range.
     pub fn attend(
-        &mut self, layer: usize, q: &B::Tensor<'_>, params: &AttendParams<'_>, out: &mut B::Output<'_>,
+        &mut self,
+        layer: usize,
+        q: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.state.may_attend(layer)?;
@@ -287,8 +291,14 @@ impl<B: Backend> PagedKvCache<B> {
     /// As `append` and `attend`, without the limit on new tokens.
     #[allow(clippy::too_many_arguments)]
     pub fn prefill(
-        &mut self, layer: usize, q: &B::Tensor<'_>, k: &B::Tensor<'_>, v: &B::Tensor<'_>, params: &AttendParams<'_>,
-        out: &mut B::Output<'_>, lse: Option<B::Lse<'_>>,
+        &mut self,
+        layer: usize,
+        q: &B::Tensor<'_>,
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &mut B::Output<'_>,
+        lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.state.may_append(layer)?;
         self.check_prefill(self.state.step.input_rows, q, k, v, params, out, lse.as_ref())?;
@@ -300,8 +310,14 @@ impl<B: Backend> PagedKvCache<B> {
 
     #[allow(clippy::too_many_arguments)]
     pub(super) fn check_prefill(
-        &self, rows: usize, q: &B::Tensor<'_>, k: &B::Tensor<'_>, v: &B::Tensor<'_>, params: &AttendParams<'_>,
-        out: &B::Output<'_>, lse: Option<&B::Lse<'_>>,
+        &self,
+        rows: usize,
+        q: &B::Tensor<'_>,
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &B::Output<'_>,
+        lse: Option<&B::Lse<'_>>,
     ) -> Result<()> {
         self.check_kv(rows, k, v)?;
         if let Some(r) = params.bidirectional.iter().find(|r| r.0 >= r.1) {
@@ -323,7 +339,11 @@ impl<B: Backend> PagedKvCache<B> {
     }
 
     fn check_query(
-        &self, rows: usize, q: &B::Tensor<'_>, params: &AttendParams<'_>, out: &B::Output<'_>,
+        &self,
+        rows: usize,
+        q: &B::Tensor<'_>,
+        params: &AttendParams<'_>,
+        out: &B::Output<'_>,
         lse: Option<&B::Lse<'_>>,
     ) -> Result<()> {
         let kv_heads = self.config.kv_heads;
@@ -332,7 +352,9 @@ impl<B: Backend> PagedKvCache<B> {
         if heads == 0 || heads % kv_heads != 0 {
             return Err(Error::Shape {
                 what: "queries",
-                expected: format!("a multiple of {kv_heads} query heads (each kv head serves the same number)"),
+                expected: format!(
+                    "a multiple of {kv_heads} query heads (each kv head serves the same number)"
+                ),
                 got: format!("{heads} query heads"),
             });
         }
@@ -407,7 +429,8 @@ impl<B: Backend> PagedKvCache<B> {
             return Err(Error::OutOfRange { what: "parent", got: *p as i64, limit: seats.len() });
         }
         // The first child of a parent takes its seat; further children take the seats of those without a child.
-        let mut free: Vec<Seat> = (0..seats.len()).filter(|i| !parents.contains(i)).map(|i| seats[i]).collect();
+        let mut free: Vec<Seat> =
+            (0..seats.len()).filter(|i| !parents.contains(i)).map(|i| seats[i]).collect();
         let extra = |i: usize| parents[..i].contains(&parents[i]);
         let partial = |s: Seat| self.state.is_direct() && self.state.seats[s.index()].packed % TILE != 0;
         let needed = (0..parents.len()).filter(|i| extra(*i) && partial(seats[parents[*i]])).count();
@@ -461,7 +484,8 @@ impl<B: Backend> PagedKvCache<B> {
             return Err(Error::Unsupported {
                 what: "prefix",
                 got: format!("configuration {:016x}", prefix.hash),
-                why: "it comes from another cache; a prefix starts sequences of the cache that made it".into(),
+                why: "it comes from another cache; a prefix starts sequences of the cache that made it"
+                    .into(),
             });
         }
         if prefix.tokens() > self.config.max_tokens {
@@ -539,7 +563,11 @@ impl<B: Backend> PagedKvCache<B> {
             }
         }
         if tile >= s.packed / TILE {
-            return Err(Error::BeyondLength { what: "export_page", got: tile.saturating_add(1).saturating_mul(TILE), len: s.packed });
+            return Err(Error::BeyondLength {
+                what: "export_page",
+                got: tile.saturating_add(1).saturating_mul(TILE),
+                len: s.packed,
+            });
         }
         if tile * TILE < s.released {
             return Err(Error::Released { what: "export_page", released: s.released, got: tile * TILE });
@@ -566,7 +594,9 @@ impl<B: Backend> PagedKvCache<B> {
         let page_io::Place { layer, head, token } = page.place;
         if let (Some(mean), true) = (&page.mean, token > 0) {
             let held = self.backend.mean(layer, seat, head.min(self.config.kv_heads - 1));
-            let same = held.as_ref().is_some_and(|h| h.iter().map(|x| x.to_bits()).eq(mean.iter().map(|x| x.to_bits())));
+            let same = held
+                .as_ref()
+                .is_some_and(|h| h.iter().map(|x| x.to_bits()).eq(mean.iter().map(|x| x.to_bits())));
             if !same {
                 return Err(Error::Page {
                     problem: "its key mean is not the sequence's, so it belongs to another sequence",

@@ -97,7 +97,10 @@ pub struct SlotBatch<'a> {
 impl<'a> SlotBatch<'a> {
     /// A batch of sequences placed by the caller.
     pub fn new(
-        query_start: &'a [i32], context_lens: &'a [i32], block_tables: &'a [i32], slot_mapping: &'a [i64],
+        query_start: &'a [i32],
+        context_lens: &'a [i32],
+        block_tables: &'a [i32],
+        slot_mapping: &'a [i64],
     ) -> Self {
         Self { query_start, context_lens, block_tables, slot_mapping }
     }
@@ -265,7 +268,8 @@ impl State {
     pub(crate) fn set_block(&mut self, seat: Seat, tile: usize, block: i32) -> Result<()> {
         let s = self.seat(seat)?;
         let limit = s.table.len();
-        let current = *s.table.get(tile).ok_or(Error::OutOfRange { what: "tile", got: tile as i64, limit })?;
+        let current =
+            *s.table.get(tile).ok_or(Error::OutOfRange { what: "tile", got: tile as i64, limit })?;
         if current >= 0 {
             return Err(Error::Duplicate { what: "block of tile", got: tile as i64 });
         }
@@ -275,7 +279,11 @@ impl State {
         let blocks = self.blocks.lock();
         if blocks.refs(block) == 0 {
             let limit = blocks.count();
-            return Err(Error::OutOfRange { what: "block (take it with allocate_block)", got: block as i64, limit });
+            return Err(Error::OutOfRange {
+                what: "block (take it with allocate_block)",
+                got: block as i64,
+                limit,
+            });
         }
         drop(blocks);
         self.seat_mut(seat).table[tile] = block;
@@ -290,7 +298,11 @@ impl State {
             return Err(Error::Length { what: "sequences of a step (at least)", expected: 1, got: 0 });
         }
         if query_start.len() != sequences + 1 {
-            return Err(Error::Length { what: "query_start", expected: sequences + 1, got: query_start.len() });
+            return Err(Error::Length {
+                what: "query_start",
+                expected: sequences + 1,
+                got: query_start.len(),
+            });
         }
         let ascending = query_start.windows(2).all(|w| w[0] <= w[1]);
         if query_start[0] != 0 || !ascending {
@@ -302,7 +314,9 @@ impl State {
         }
         let rows = query_start[sequences] as usize;
         match slots {
-            Some(s) if s.len() != rows => Err(Error::Length { what: "slot_mapping", expected: rows, got: s.len() }),
+            Some(s) if s.len() != rows => {
+                Err(Error::Length { what: "slot_mapping", expected: rows, got: s.len() })
+            }
             _ => Ok(rows),
         }
     }
@@ -311,7 +325,8 @@ impl State {
         match s.imported.iter().position(|d| !d) {
             Some(page) => Err(Error::StepOrder {
                 layer: page / self.heads,
-                problem: "import_page has brought only part of the next tile; import the rest, or truncate".into(),
+                problem: "import_page has brought only part of the next tile; import the rest, or truncate"
+                    .into(),
             }),
             None => Ok(()),
         }
@@ -380,7 +395,8 @@ impl State {
             return Err(Error::Unsupported {
                 what: "a step of slots",
                 got: format!("R = {}", self.residual.unwrap_or(0)),
-                why: "slots without seats are for direct mode; build the cache with CacheConfig::direct".into(),
+                why: "slots without seats are for direct mode; build the cache with CacheConfig::direct"
+                    .into(),
             });
         }
         let n = batch.context_lens.len();
@@ -395,7 +411,11 @@ impl State {
             let range = batch.query_start[i] as usize..batch.query_start[i + 1] as usize;
             let (_, tokens) = real_rows(batch.query_start, i, Some(batch.slot_mapping))?;
             if len < 0 || (len as usize) < tokens {
-                return Err(Error::BeyondLength { what: "context_lens (new tokens)", got: tokens, len: len.max(0) as usize });
+                return Err(Error::BeyondLength {
+                    what: "context_lens (new tokens)",
+                    got: tokens,
+                    len: len.max(0) as usize,
+                });
             }
             let tiles = (len as usize).div_ceil(TILE);
             if tiles > width || len as usize > self.max_tokens {
@@ -479,7 +499,10 @@ impl State {
     pub(crate) fn may_append(&self, layer: usize) -> Result<()> {
         self.check_layer(layer)?;
         if !self.step.open {
-            return Err(Error::StepOrder { layer, problem: "no step is open; call `begin_step` first".into() });
+            return Err(Error::StepOrder {
+                layer,
+                problem: "no step is open; call `begin_step` first".into(),
+            });
         }
         if self.step.done[layer] {
             return Err(Error::StepOrder {
@@ -654,7 +677,8 @@ impl State {
             None
         };
         let s = &mut self.seats[to.index()];
-        (s.len, s.packed, s.decoded, s.released) = (source.len, source.packed, source.decoded, source.released);
+        (s.len, s.packed, s.decoded, s.released) =
+            (source.len, source.packed, source.decoded, source.released);
         s.imported.clear();
         s.table.fill(-1);
         s.table[..whole].copy_from_slice(&source.table[..whole]);
@@ -717,7 +741,13 @@ impl State {
     // Import
 
     /// Checks that page (`layer`, `head`) of the tile that starts at `start` may be imported now; returns its block.
-    pub(crate) fn import_target(&mut self, seat: Seat, layer: usize, head: usize, start: usize) -> Result<i32> {
+    pub(crate) fn import_target(
+        &mut self,
+        seat: Seat,
+        layer: usize,
+        head: usize,
+        start: usize,
+    ) -> Result<i32> {
         self.no_open_step()?;
         self.check_layer(layer)?;
         if head >= self.heads {

@@ -121,7 +121,13 @@ impl Closing<'_> {
 }
 
 impl Cpu {
-    pub(super) fn append_step(&mut self, layer: usize, step: &Step, k: &TensorRef<'_>, v: &TensorRef<'_>) -> u64 {
+    pub(super) fn append_step(
+        &mut self,
+        layer: usize,
+        step: &Step,
+        k: &TensorRef<'_>,
+        v: &TensorRef<'_>,
+    ) -> u64 {
         let mut clamped = 0;
         for (i, s) in step.sequences().iter().enumerate() {
             let input = Input { tensors: [k, v], first_row: s.first_row, start: s.old_len };
@@ -139,7 +145,12 @@ impl Cpu {
     /// Closes tiles `from / 64 .. to / 64`.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn close(
-        &mut self, layer: usize, seat: Seat, table: &[i32], from: usize, to: usize,
+        &mut self,
+        layer: usize,
+        seat: Seat,
+        table: &[i32],
+        from: usize,
+        to: usize,
         input: Option<Input<'_>>,
     ) -> u64 {
         let tiles = from / TILE..to / TILE;
@@ -182,7 +193,9 @@ impl Cpu {
             for op in 0..2 {
                 let d = if op == 0 { self.dims.key_dim } else { self.dims.value_dim };
                 x.resize(x.len().max(d), 0.0);
-                for t in (s.old_len..sinks.min(s.new_len)).chain(s.new_packed.max(s.old_len).max(sinks)..s.new_len) {
+                for t in
+                    (s.old_len..sinks.min(s.new_len)).chain(s.new_packed.max(s.old_len).max(sinks)..s.new_len)
+                {
                     for head in 0..self.dims.heads {
                         input.tensors[op].read_row(input.first_row + t - s.old_len, head, &mut x[..d]);
                         if t < sinks {
@@ -221,6 +234,10 @@ impl Cpu {
                 clamped as u64
             })
         };
-        if slots.len() > 16 { (0..dims.heads).into_par_iter().map(one_head).sum() } else { (0..dims.heads).map(one_head).sum() }
+        if slots.len() > 16 {
+            (0..dims.heads).into_par_iter().map(one_head).sum()
+        } else {
+            (0..dims.heads).map(one_head).sum()
+        }
     }
 }

@@ -70,8 +70,14 @@ impl Cpu {
     /// Attention over the cache after the step's append, or before it and over the new tokens (`fresh`).
     #[allow(clippy::too_many_arguments)]
     fn run_attention(
-        &mut self, layer: usize, step: &Step, q: &TensorRef<'_>, fresh: Option<(&TensorRef<'_>, &TensorRef<'_>)>,
-        params: &AttendParams<'_>, out: &mut TensorMut<'_>, lse: Option<&mut &mut [f32]>,
+        &mut self,
+        layer: usize,
+        step: &Step,
+        q: &TensorRef<'_>,
+        fresh: Option<(&TensorRef<'_>, &TensorRef<'_>)>,
+        params: &AttendParams<'_>,
+        out: &mut TensorMut<'_>,
+        lse: Option<&mut &mut [f32]>,
     ) {
         let mut workspace = std::mem::take(&mut self.workspace);
         workspace.reserve(Needs { query_heads: q.dims()[1], ..self.needs });
@@ -85,7 +91,11 @@ impl Cpu {
 
     /// One head of one sequence of a step: before its new tokens where those come as `fresh`, else after them.
     fn head<'a>(
-        &'a self, layer: usize, step: &'a Step, i: usize, head: usize,
+        &'a self,
+        layer: usize,
+        step: &'a Step,
+        i: usize,
+        head: usize,
         fresh: Option<(&'a TensorRef<'a>, &'a TensorRef<'a>)>,
     ) -> Head<'a> {
         let s: &SequenceStep = &step.sequences()[i];
@@ -120,7 +130,8 @@ impl Cpu {
     /// All tokens of keys (`op` 0) or values (1), head by head, a tile at a time.
     fn dequantize_operand(&self, op: usize, layer: usize, stored: &Stored<'_>, out: &mut TensorMut<'_>) {
         let (l, seat) = (&self.layers[layer], stored.seat.index());
-        let (format, at) = if op == 0 { (&l.config.key, &l.pages.key) } else { (&l.config.value, &l.pages.value) };
+        let (format, at) =
+            if op == 0 { (&l.config.key, &l.pages.key) } else { (&l.config.value, &l.pages.value) };
         let mut x = vec![0f32; TILE * at.dim];
         for head in 0..self.dims.heads {
             let mean = if op == 0 { self.mean_of(layer, seat, head) } else { None };
@@ -173,7 +184,8 @@ impl Backend for Cpu {
 
     fn new(config: &CacheConfig, pool: PagePool) -> Result<Self> {
         let c = config;
-        let store = |rows, dim| RowStore::new(c.window_dtype, c.layers.len(), c.max_sequences, c.kv_heads, rows, dim);
+        let store =
+            |rows, dim| RowStore::new(c.window_dtype, c.layers.len(), c.max_sequences, c.kv_heads, rows, dim);
         let layers = c.layers.iter().enumerate().map(|(i, l)| Layer {
             config: *l,
             pages: c.page_layout(l),
@@ -193,7 +205,8 @@ impl Backend for Cpu {
             key_dim: c.key_dim,
             value_dim: c.value_dim,
         };
-        let mean_len = |l: &LayerConfig| if l.key.centered() { c.max_sequences * c.kv_heads * c.key_dim } else { 0 };
+        let mean_len =
+            |l: &LayerConfig| if l.key.centered() { c.max_sequences * c.kv_heads * c.key_dim } else { 0 };
         Ok(Self {
             isa: Isa::detect(),
             layers: layers.collect(),
@@ -227,15 +240,27 @@ impl Backend for Cpu {
     }
 
     fn attend(
-        &mut self, layer: usize, step: &Step, q: &TensorRef<'_>, params: &AttendParams<'_>, out: &mut TensorMut<'_>,
+        &mut self,
+        layer: usize,
+        step: &Step,
+        q: &TensorRef<'_>,
+        params: &AttendParams<'_>,
+        out: &mut TensorMut<'_>,
         lse: Option<&mut &mut [f32]>,
     ) {
         self.run_attention(layer, step, q, None, params, out, lse);
     }
 
     fn prefill(
-        &mut self, layer: usize, step: &Step, q: &TensorRef<'_>, k: &TensorRef<'_>, v: &TensorRef<'_>,
-        params: &AttendParams<'_>, out: &mut TensorMut<'_>, lse: Option<&mut &mut [f32]>,
+        &mut self,
+        layer: usize,
+        step: &Step,
+        q: &TensorRef<'_>,
+        k: &TensorRef<'_>,
+        v: &TensorRef<'_>,
+        params: &AttendParams<'_>,
+        out: &mut TensorMut<'_>,
+        lse: Option<&mut &mut [f32]>,
     ) {
         self.run_attention(layer, step, q, Some((k, v)), params, out, lse);
     }

@@ -38,7 +38,14 @@ impl RowShape {
 }
 
 impl RowStore {
-    pub(super) fn new(dtype: Dtype, layers: usize, seats: usize, heads: usize, rows: usize, dim: usize) -> Self {
+    pub(super) fn new(
+        dtype: Dtype,
+        layers: usize,
+        seats: usize,
+        heads: usize,
+        rows: usize,
+        dim: usize,
+    ) -> Self {
         let n = layers * seats * heads * rows * dim;
         let data = match dtype {
             Dtype::F16 => RowData::F16(vec![f16::ZERO; n]),

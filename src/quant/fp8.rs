@@ -4,6 +4,8 @@
 use crate::format::Fp8Kind;
 use crate::simd::{Isa, dispatch};
 
+pub use crate::quant::fp8_tensor::{Fp8Tensor, decode, encode, scales, value};
+
 /// Byte of one value; `E5` chooses the kind at compile time. Branch-free, so that a loop of it vectorizes.
 #[inline(always)]
 fn encode_one<const E5: bool>(v: f32) -> u8 {
@@ -79,9 +81,8 @@ pub(crate) fn decode_row(isa: Isa, kind: Fp8Kind, scale: f32, bytes: &[u8], out:
     }
 }
 
-/// The scale that maps the largest finite magnitude of a row to the largest finite byte, at least
-/// `f32::MIN_POSITIVE`; 1.0 for a row of zeros (or without a finite element).
-pub(crate) fn token_head_scale(kind: Fp8Kind, x: &[f32]) -> f32 {
+/// The largest finite magnitude of a row, 0 if there is none.
+pub(crate) fn finite_amax(x: &[f32]) -> f32 {
     let mut amax = 0f32;
     for v in x {
         let a = v.abs();
@@ -89,7 +90,17 @@ pub(crate) fn token_head_scale(kind: Fp8Kind, x: &[f32]) -> f32 {
             amax = a;
         }
     }
+    amax
+}
+
+/// The scale that maps this magnitude to the largest finite byte, at least `f32::MIN_POSITIVE`; 1.0 for 0.
+pub(crate) fn scale_for(kind: Fp8Kind, amax: f32) -> f32 {
     if amax == 0.0 { 1.0 } else { (amax / kind.max()).max(f32::MIN_POSITIVE) }
+}
+
+/// The scale of a row, from its largest finite magnitude.
+pub(crate) fn token_head_scale(kind: Fp8Kind, x: &[f32]) -> f32 {
+    scale_for(kind, finite_amax(x))
 }
 
 /// Finite elements that saturate under this scale: those that would round beyond the largest finite byte.

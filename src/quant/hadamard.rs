@@ -5,7 +5,7 @@
 //! `1/sqrt(block)` rounded to f32. That order is part of the format: every backend follows it.
 
 use crate::error::{Error, Result};
-use crate::simd::{Isa, dispatch};
+use crate::simd::dispatch;
 
 /// Checks that a row of `dim` channels consists of whole blocks.
 pub(crate) fn check_block(block: usize, dim: usize) -> Result<()> {
@@ -59,6 +59,7 @@ dispatch! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::simd::Isa;
 
     #[test]
     fn equals_the_matrix_and_is_its_own_inverse_on_every_level() {

@@ -3,49 +3,16 @@
 //!
 //! Nothing here allocates.
 
-use crate::format::{Affine, Axis, Bits, Format, Fp8, Granularity};
+use crate::format::{Affine, Axis, Format, Fp8, Granularity};
 use crate::layout::{OperandLayout, TILE};
-use crate::quant::affine::{LIMIT, Pair, quantize_group};
-use crate::quant::{codes, fp8, hadamard};
-use crate::simd::{Isa, dispatch};
+use crate::quant::affine::{self, LIMIT, Pair, quantize_group};
+use crate::quant::{codes, columns, fp8, hadamard};
+use crate::simd::Isa;
 use half::{bf16, f16};
 use std::ops::Range;
 
 /// The most channels of a head in a cache.
 pub(crate) const MAX_DIM: usize = 512;
-
-/// Channels that are transposed at a time: whole bytes of codes at every width.
-const STRIP: usize = 16;
-
-#[inline(always)]
-fn affine_row_body<const FMA: bool>(row: &mut [f32], step: f32, min: f32) {
-    for x in row {
-        *x = step * *x + min;
-    }
-}
-
-#[inline(always)]
-fn affine_columns_body<const FMA: bool>(row: &mut [f32], step: &[f32], min: &[f32]) {
-    for ((x, s), m) in row.iter_mut().zip(step).zip(min) {
-        *x = s * *x + m;
-    }
-}
-
-/// Rows `[64][dim]` to columns `[16][64]`, from channel `from`.
-#[inline(always)]
-fn columns_body<const FMA: bool>(x: &[f32], dim: usize, from: usize, out: &mut [f32; STRIP * TILE]) {
-    let width = STRIP.min(dim - from);
-    for t in 0..TILE {
-        let row = &x[t * dim + from..][..width];
-        for (c, v) in row.iter().enumerate() {
-            out[c * TILE + t] = *v;
-        }
-    }
-}
-
-dispatch! { fn affine_row(row: &mut [f32], step: f32, min: f32) = affine_row_body; }
-dispatch! { fn affine_columns(row: &mut [f32], step: &[f32], min: &[f32]) = affine_columns_body; }
-dispatch! { fn columns(x: &[f32], dim: usize, from: usize, out: &mut [f32; STRIP * TILE]) = columns_body; }
 
 fn put_word(section: &mut [u8], index: usize, word: u32) {
     section[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
@@ -113,37 +80,30 @@ fn encode_affine_row(
     clamped
 }
 
-/// A tile of per-channel groups. Strips of channels are transposed, so that groups are contiguous.
+/// A tile of per-channel groups.
 fn encode_affine_columns(
     isa: Isa,
     a: &Affine,
     at: &OperandLayout,
-    x: &[f32],
+    x: &mut [f32],
     skip: usize,
     page: &mut [u8],
 ) -> usize {
-    let bits = a.bits.get();
-    let mut strip = [0f32; STRIP * TILE];
-    let mut strip_codes = [0u8; STRIP * TILE];
+    let mut pairs = [Pair::default(); MAX_DIM];
     let mut clamped = 0;
-    for from in (0..at.dim).step_by(STRIP) {
-        let width = STRIP.min(at.dim - from);
-        columns(isa, x, at.dim, from, &mut strip);
-        for c in 0..width {
-            for (g, start) in (0..TILE).step_by(a.group).enumerate() {
-                let range = c * TILE + start..c * TILE + (start + a.group).min(TILE);
-                let skipped = skip.saturating_sub(start);
-                let (x, codes) = (&mut strip[range.clone()], &mut strip_codes[range]);
-                let (pair, n) = quantize_group(isa, x, skipped, a.bits, &a.fit, codes);
-                clamped += n;
-                put_word(&mut page[at.pairs..], g * at.dim + from + c, pair.to_bits());
-            }
-        }
-        for t in 0..TILE {
-            let row: [u8; STRIP] = std::array::from_fn(|c| strip_codes[c * TILE + t]);
-            let bytes = (width * bits).div_ceil(8);
-            let first = at.codes + t * at.row_bytes + from * bits / 8;
-            codes::pack_row(isa, bits, &row[..width], &mut page[first..first + bytes]);
+    for (g, rows) in x.chunks_mut(a.group * at.dim).enumerate() {
+        let start = g * a.group;
+        let pairs = &mut pairs[..at.dim];
+        let mut out = columns::Codes {
+            bits: a.bits.get(),
+            bytes: &mut *page,
+            first: at.codes + start * at.row_bytes,
+            stride: at.row_bytes,
+        };
+        let skip = skip.saturating_sub(start).min(a.group);
+        clamped += columns::quantize(isa, rows, at.dim, skip, a.bits, &a.fit, pairs, &mut out);
+        for (c, pair) in pairs.iter().enumerate() {
+            put_word(&mut page[at.pairs..], g * at.dim + c, pair.to_bits());
         }
     }
     clamped
@@ -329,7 +289,7 @@ fn decode_affine(
             Axis::PerToken => {
                 for (j, out) in out.chunks_mut(a.group).enumerate() {
                     let (step, min) = Pair::from_bits(word(pairs, t * groups + j)).to_f32();
-                    affine_row(isa, out, step, min);
+                    affine::decode_row(isa, out, step, min);
                 }
             }
             Axis::PerChannel => {
@@ -340,7 +300,7 @@ fn decode_affine(
                         (step[c], min[c]) = Pair::from_bits(word(pairs, g * at.dim + c)).to_f32();
                     }
                 }
-                affine_columns(isa, out, &step[..at.dim], &min[..at.dim]);
+                columns::decode_row(isa, out, &step[..at.dim], &min[..at.dim]);
             }
         }
     }
@@ -349,7 +309,7 @@ fn decode_affine(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::Fit;
+    use crate::format::{Bits, Fit};
     use crate::layout::PageLayout;
 
     /// Deterministic values with a few large channels.

@@ -40,11 +40,8 @@ impl History {
         let residual = [None, Some(0), Some(32), Some(64), Some(128)][rng.below(5)];
         let sinks = if residual.is_some() { [0, 4][rng.below(2)] } else { 0 };
         let bits = [Bits::B2, Bits::B4, Bits::B8][rng.below(3)];
-        let stored = |rng: &mut Rng| Stored {
-            bits,
-            group: 32,
-            per_channel: residual.is_some() && rng.below(2) == 0,
-        };
+        let stored =
+            |rng: &mut Rng| Stored { bits, group: 32, per_channel: residual.is_some() && rng.below(2) == 0 };
         let rules = Rules { residual, sinks, key: stored(&mut rng), value: stored(&mut rng) };
         let config = rules.config(SEQUENCES, MAX_TOKENS);
         let pool = PagePool::new(&config, SEQUENCES * 12 + 8).unwrap();
@@ -108,7 +105,8 @@ impl History {
             if self.rules.residual.is_some() {
                 let tiles = cut.packed / TILE;
                 while other.packed / TILE < tiles {
-                    let rules = Rules { residual: Some(other.tokens.len() - other.packed - TILE), ..self.rules };
+                    let rules =
+                        Rules { residual: Some(other.tokens.len() - other.packed - TILE), ..self.rules };
                     other.append(&rules, &[]);
                 }
             }
@@ -136,7 +134,11 @@ impl History {
                 let (seat, model) = &mut self.live[i];
                 // Mostly small rollbacks, sometimes anywhere.
                 let len = model.tokens.len();
-                let n = if self.rng.below(3) > 0 { len - self.rng.below(len.min(40) + 1) } else { self.rng.below(len + 1) };
+                let n = if self.rng.below(3) > 0 {
+                    len - self.rng.below(len.min(40) + 1)
+                } else {
+                    self.rng.below(len + 1)
+                };
                 self.cache.truncate(*seat, n).unwrap();
                 model.truncate(&self.rules, n);
             }
@@ -165,7 +167,8 @@ impl History {
                 self.prefixes.swap_remove(i);
             }
             7 if self.live.len() > 1 => {
-                let parents: Vec<usize> = (0..self.live.len()).map(|_| self.rng.below(self.live.len())).collect();
+                let parents: Vec<usize> =
+                    (0..self.live.len()).map(|_| self.rng.below(self.live.len())).collect();
                 let mut seats: Vec<Seat> = self.live.iter().map(|l| l.0).collect();
                 self.cache.reorder(&mut seats, &parents).unwrap();
                 let old = std::mem::take(&mut self.live);
@@ -174,7 +177,12 @@ impl History {
                     let model = if kept.insert(*p) { old[*p].1.clone() } else { old[*p].1.fork(&self.rules) };
                     self.live.push((seats[i], model));
                 }
-                self.requantized += old.iter().enumerate().filter(|x| !kept.contains(&x.0)).map(|x| x.1.1.requantized).sum::<u64>();
+                self.requantized += old
+                    .iter()
+                    .enumerate()
+                    .filter(|x| !kept.contains(&x.0))
+                    .map(|x| x.1.1.requantized)
+                    .sum::<u64>();
             }
             8 if self.rng.below(3) == 0 => {
                 let Some(i) = self.pick() else { return };
@@ -206,7 +214,12 @@ impl History {
             self.rules
         );
         let requantized = self.requantized + self.live.iter().map(|l| l.1.requantized).sum::<u64>();
-        assert_eq!(self.cache.stats().requantized_tokens, requantized, "{what}: requantized, {:?}", self.rules);
+        assert_eq!(
+            self.cache.stats().requantized_tokens,
+            requantized,
+            "{what}: requantized, {:?}",
+            self.rules
+        );
     }
 }
 

@@ -3,13 +3,20 @@
 use super::model::*;
 use qkv::*;
 
-fn run(config: &CacheConfig, tokens: &[Token], chunks: &[usize], rng_seed: u64) -> (Vec<Vec<u8>>, Vec<f32>, Vec<f32>) {
+fn run(
+    config: &CacheConfig,
+    tokens: &[Token],
+    chunks: &[usize],
+    rng_seed: u64,
+) -> (Vec<Vec<u8>>, Vec<f32>, Vec<f32>) {
     let mut cache = KvCache::new(config.clone()).unwrap();
     let feed = |cache: &mut KvCache, part: &[Token]| {
         for layer in 0..LAYERS {
             let (k, v) = layer_rows(part, layer);
             let dims = [part.len(), HEADS, DIM];
-            cache.append(layer, &TensorRef::thd(&k, dims).unwrap(), &TensorRef::thd(&v, dims).unwrap()).unwrap();
+            cache
+                .append(layer, &TensorRef::thd(&k, dims).unwrap(), &TensorRef::thd(&v, dims).unwrap())
+                .unwrap();
         }
     };
     let mut at = 0;
@@ -28,7 +35,9 @@ fn run(config: &CacheConfig, tokens: &[Token], chunks: &[usize], rng_seed: u64) 
         let mut out = vec![0f32; q.len()];
         let dims = [1, 3 * HEADS, DIM];
         let mut view = TensorMut::thd(&mut out, dims).unwrap();
-        cache.attend(layer, &TensorRef::thd(&q, dims).unwrap(), &AttendParams::new(), &mut view, None).unwrap();
+        cache
+            .attend(layer, &TensorRef::thd(&q, dims).unwrap(), &AttendParams::new(), &mut view, None)
+            .unwrap();
         outputs.extend(out);
     }
     let n = cache.len(0);
@@ -42,7 +51,12 @@ fn run(config: &CacheConfig, tokens: &[Token], chunks: &[usize], rng_seed: u64) 
         let (mut k, mut v) = (vec![0f32; n * HEADS * DIM], vec![0f32; n * HEADS * DIM]);
         let dims = [n, HEADS, DIM];
         cache
-            .dequantize(layer, 0, &mut TensorMut::thd(&mut k, dims).unwrap(), &mut TensorMut::thd(&mut v, dims).unwrap())
+            .dequantize(
+                layer,
+                0,
+                &mut TensorMut::thd(&mut k, dims).unwrap(),
+                &mut TensorMut::thd(&mut v, dims).unwrap(),
+            )
             .unwrap();
         window.extend(k);
         window.extend(v);

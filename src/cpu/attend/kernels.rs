@@ -9,7 +9,7 @@
 //! | 2 | 4 | 32 |
 //! | 1 | 8 | 64 |
 
-use super::load::{load8, pairs8, with_kind};
+use super::load::{self, load8, pairs8, with_kind};
 use crate::layout::TILE;
 use crate::simd::{Isa, dispatch, fma};
 
@@ -152,14 +152,47 @@ fn dot_body<
     }
 }
 
-dispatch! {
-    fn dot_k<const KIND: usize, const BYTES: usize, const ROWS: usize, const TOKENS: usize, const SCALED: bool>(
-        keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32],
-    ) = dot_body;
+/// As `dispatch!`, for kernels with many instances: lanes are eight wide, so AVX-512 machines run the AVX2 code; and
+/// with `packed`, for kinds other than f32, there is no plain code (see [`reads_packed`]).
+macro_rules! instances {
+    ($name:ident, $packed:ident, <$($c:ident: $ct:ty),*>, ($($arg:ident: $ty:ty),* $(,)?), $body:ident) => {
+        #[allow(clippy::too_many_arguments)]
+        #[inline]
+        fn $packed<$(const $c: $ct),*>($($arg: $ty),*) {
+            #[cfg(target_arch = "x86_64")]
+            {
+                #[target_feature(enable = "avx2,fma,f16c,bmi2")]
+                fn avx2<$(const $c: $ct),*>($($arg: $ty),*) { $body::<$($c,)* true>($($arg),*) }
+                // SAFETY: callers have a level of `Isa::available` above plain, so the CPU has the features.
+                unsafe { avx2::<$($c),*>($($arg),*) }
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            $body::<$($c,)* false>($($arg),*)
+        }
+        #[allow(clippy::too_many_arguments)]
+        #[inline]
+        fn $name<$(const $c: $ct),*>(isa: Isa, $($arg: $ty),*) {
+            if isa == Isa::Plain { $body::<$($c,)* false>($($arg),*) } else { $packed::<$($c),*>($($arg),*) }
+        }
+    };
+}
+
+instances!(
+    dot_f32,
+    dot_packed,
+    <KIND: usize, BYTES: usize, ROWS: usize, TOKENS: usize, SCALED: bool>,
+    (keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32]),
+    dot_body
+);
+
+/// Whether [`dot`] and [`weigh`] read packed rows themselves for this many rows of q; else they want f32, made by
+/// [`expand`]. More rows share what is unpacked, so a slice of f32 pays; other numbers are rare.
+pub(super) fn reads_packed(isa: Isa, rows: usize) -> bool {
+    isa != Isa::Plain && (rows == 4 || rows == 1)
 }
 
 /// Scores of tokens `from..to` for all `rows` of q (`[rows][dim]`): `scores[row][token] = sum(q * key)`, with the
-/// keys multiplied by `scale` where one is given.
+/// keys multiplied by `scale` where one is given (packed keys only).
 pub(super) fn dot(
     isa: Isa,
     keys: Strided<'_>,
@@ -170,31 +203,35 @@ pub(super) fn dot(
     scale: Option<GroupSteps<'_>>,
     scores: &mut [f32],
 ) {
+    let none = GroupSteps { steps: &[], groups: 0, vectors: 0 };
     let mut r = 0;
     while r < rows {
-        let (q, s) = (&q[r * dim..], &mut scores[r * TILE..]);
-        let none = GroupSteps { steps: &[], groups: 0, vectors: 0 };
-        match (scale, rows - r) {
-            (None, 4..) => {
-                with_kind!(keys.kind, |K, B| dot_k::<K, B, 4, 2, false>(isa, keys, from, to, q, dim, none, s))
-            }
-            (None, 2..) => {
-                with_kind!(keys.kind, |K, B| dot_k::<K, B, 2, 4, false>(isa, keys, from, to, q, dim, none, s))
-            }
-            (None, _) => {
-                with_kind!(keys.kind, |K, B| dot_k::<K, B, 1, 8, false>(isa, keys, from, to, q, dim, none, s))
-            }
-            (Some(g), 4..) => {
-                with_kind!(keys.kind, |K, B| dot_k::<K, B, 4, 2, true>(isa, keys, from, to, q, dim, g, s); 1 2 3 4 8)
-            }
-            (Some(g), 2..) => {
-                with_kind!(keys.kind, |K, B| dot_k::<K, B, 2, 4, true>(isa, keys, from, to, q, dim, g, s); 1 2 3 4 8)
-            }
-            (Some(g), _) => {
-                with_kind!(keys.kind, |K, B| dot_k::<K, B, 1, 8, true>(isa, keys, from, to, q, dim, g, s); 1 2 3 4 8)
-            }
+        let n = rows_at_once(rows - r);
+        let (k, q, s) = (keys, &q[r * dim..], &mut scores[r * TILE..]);
+        match (keys.kind, scale) {
+            (load::F32, _) => match n {
+                4 => dot_f32::<32, 32, 4, 2, false>(isa, k, from, to, q, dim, none, s),
+                2 => dot_f32::<32, 32, 2, 4, false>(isa, k, from, to, q, dim, none, s),
+                _ => dot_f32::<32, 32, 1, 8, false>(isa, k, from, to, q, dim, none, s),
+            },
+            (kind, None) => match n {
+                4 => {
+                    with_kind!(kind, |K, B| dot_packed::<K, B, 4, 2, false>(k, from, to, q, dim, none, s); packed)
+                }
+                _ => {
+                    with_kind!(kind, |K, B| dot_packed::<K, B, 1, 8, false>(k, from, to, q, dim, none, s); packed)
+                }
+            },
+            (kind, Some(g)) => match n {
+                4 => {
+                    with_kind!(kind, |K, B| dot_packed::<K, B, 4, 2, true>(k, from, to, q, dim, g, s); affine)
+                }
+                _ => {
+                    with_kind!(kind, |K, B| dot_packed::<K, B, 1, 8, true>(k, from, to, q, dim, g, s); affine)
+                }
+            },
         }
-        r += rows_at_once(rows - r);
+        r += n;
     }
 }
 
@@ -315,12 +352,16 @@ fn weigh_block<
     }
 }
 
-dispatch! {
-    fn weigh_k<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize>(
+instances!(
+    weigh_f32,
+    weigh_packed,
+    <KIND: usize, BYTES: usize, ROWS: usize, VECTORS: usize>,
+    (
         values: Strided<'_>, from: usize, to: usize, weights: &[f32], width: usize, end: Epilogue<'_>,
         out: &mut [f32], out_stride: usize,
-    ) = weigh_body;
-}
+    ),
+    weigh_body
+);
 
 /// `out[row][channel] += sum over tokens from..to of weights[row][token] * value[token][channel]` for `width`
 /// channels (a multiple of 16) and 1, 2 or 4 rows.
@@ -336,10 +377,16 @@ pub(super) fn weigh(
     out_stride: usize,
 ) {
     let (v, w, d, o, s) = (values, weights, width, out, out_stride);
-    match rows {
-        4 => with_kind!(v.kind, |K, B| weigh_k::<K, B, 4, 2>(isa, v, from, to, w, d, end, o, s)),
-        2 => with_kind!(v.kind, |K, B| weigh_k::<K, B, 2, 4>(isa, v, from, to, w, d, end, o, s)),
-        _ => with_kind!(v.kind, |K, B| weigh_k::<K, B, 1, 8>(isa, v, from, to, w, d, end, o, s)),
+    match (v.kind, rows) {
+        (load::F32, 4) => weigh_f32::<32, 32, 4, 2>(isa, v, from, to, w, d, end, o, s),
+        (load::F32, 2) => weigh_f32::<32, 32, 2, 4>(isa, v, from, to, w, d, end, o, s),
+        (load::F32, _) => weigh_f32::<32, 32, 1, 8>(isa, v, from, to, w, d, end, o, s),
+        (kind, 4) => {
+            with_kind!(kind, |K, B| weigh_packed::<K, B, 4, 2>(v, from, to, w, d, end, o, s); packed)
+        }
+        (kind, _) => {
+            with_kind!(kind, |K, B| weigh_packed::<K, B, 1, 8>(v, from, to, w, d, end, o, s); packed)
+        }
     }
 }
 
@@ -388,7 +435,7 @@ pub(super) fn expand(
     first: usize,
     out: &mut [f32],
 ) {
-    with_kind!(kind, |K, B| expand_k::<K, B>(isa, bytes, at, width, scale, first, out))
+    with_kind!(kind, |K, B| expand_k::<K, B>(isa, bytes, at, width, scale, first, out); all)
 }
 
 #[inline(always)]

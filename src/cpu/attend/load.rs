@@ -25,16 +25,23 @@ pub(super) const fn bytes_of_eight(kind: usize) -> usize {
     }
 }
 
-/// Evaluates an expression with the kind and its bytes as constants.
+/// Evaluates an expression with the kind and its bytes as constants, for `all` kinds, `packed` ones (all but f32) or
+/// `affine` ones.
 macro_rules! with_kind {
-    ($kind:expr, |$k:ident, $b:ident| $e:expr; $($n:literal)*) => {
+    ($kind:expr, |$k:ident, $b:ident| $e:expr; $($n:literal)+) => {
         match $kind {
-            $($n => { const $k: usize = $n; const $b: usize = $crate::cpu::attend::load::bytes_of_eight($n); $e })*
+            $($n => { const $k: usize = $n; const $b: usize = $crate::cpu::attend::load::bytes_of_eight($n); $e })+
             other => unreachable!("row kind {other}"),
         }
     };
-    ($kind:expr, |$k:ident, $b:ident| $e:expr) => {
+    ($kind:expr, |$k:ident, $b:ident| $e:expr; all) => {
         $crate::cpu::attend::load::with_kind!($kind, |$k, $b| $e; 1 2 3 4 8 9 10 16 17 32)
+    };
+    ($kind:expr, |$k:ident, $b:ident| $e:expr; packed) => {
+        $crate::cpu::attend::load::with_kind!($kind, |$k, $b| $e; 1 2 3 4 8 9 10 16 17)
+    };
+    ($kind:expr, |$k:ident, $b:ident| $e:expr; affine) => {
+        $crate::cpu::attend::load::with_kind!($kind, |$k, $b| $e; 1 2 3 4 8)
     };
 }
 pub(super) use with_kind;

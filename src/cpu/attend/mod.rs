@@ -52,8 +52,6 @@ const ROWS: usize = 16;
 const SLICE: usize = 16;
 /// Channels of values unpacked at a time (for a tile of tokens).
 const SLAB: usize = 16;
-/// Up to this many rows, codes are unpacked in registers by every kernel that reads them; beyond, once into a slice.
-const FUSED_ROWS: usize = 4;
 /// Tokens of a chunk of a sequence with one query, at least; a multiple of a tile.
 const MIN_CHUNK: usize = 1024;
 /// Chunks of a sequence, at most.

@@ -2,10 +2,10 @@
 
 use super::kernels::{
     Epilogue, GroupSteps, Strided, add_scaled, affine, dot, expand, fold, inner, multiply, pairs,
-    rows_at_once, total, weigh,
+    reads_packed, rows_at_once, total, weigh,
 };
 use super::workspace::{Row, Scratch};
-use super::{FUSED_ROWS, Head, SLAB, SLICE, load};
+use super::{Head, SLAB, SLICE, load};
 use crate::format::{Affine, Axis, Format, Fp8Kind, Granularity};
 use crate::layout::{OperandLayout, TILE};
 use crate::quant::hadamard::rotate;
@@ -210,7 +210,7 @@ impl<'a> Page<'a> {
         scores: &mut [f32],
     ) {
         let (rows, dim) = (self.rows, self.key_dim);
-        if rows <= FUSED_ROWS {
+        if reads_packed(self.isa, rows) {
             return dot(self.isa, codes, (from, to), q, rows, dim, scale, scores);
         }
         for Slices { from, to } in Slices::of(from, to, SLICE) {
@@ -305,7 +305,7 @@ impl<'a> Page<'a> {
         let (dim, rows) = (self.value_dim, &rows[..self.rows]);
         let mask = super::softmax::bits(from, to);
         let offset = |c: usize| c / 8 * load::bytes_of_eight(codes.kind);
-        if rows.len() <= FUSED_ROWS {
+        if reads_packed(self.isa, rows.len()) {
             let codes = Strided { bytes: &codes.bytes[offset(first)..], ..codes };
             return by_rows(rows, mask, |r, n, span| {
                 let out = &mut out[r * dim + first..];

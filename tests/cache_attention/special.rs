@@ -1,0 +1,170 @@
+//! NaN, infinity, huge, constant and all-zero values: defined results, never an error.
+
+use super::formats::{Rng, formats, held};
+use qkv::cache::{Batch, PagePool, PagedKvCache, Seat};
+use qkv::*;
+
+const N: usize = 200;
+const D: usize = 64;
+
+fn cache(key: Format, value: Format) -> (PagedKvCache, Seat) {
+    let config = CacheConfig::new(1, 1, D).with_key(key).with_value(value).with_capacity(1, 512);
+    let config =
+        config.with_scales(Scales::new(1, vec![0.01], vec![0.01]).unwrap()).with_window_dtype(Dtype::F32);
+    let mut cache: PagedKvCache =
+        PagedKvCache::new(config.clone(), PagePool::new(&config, 8).unwrap()).unwrap();
+    let seat = cache.open().unwrap();
+    (cache, seat)
+}
+
+fn step(cache: &mut PagedKvCache, seat: Seat, k: &[f32], v: &[f32], q: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let n = k.len() / D;
+    cache.reserve(seat, n).unwrap();
+    cache.begin_step(&Batch::new(&[seat], &[0, n as i32])).unwrap();
+    cache.append(0, &TensorRef::thd(k, [n, 1, D]).unwrap(), &TensorRef::thd(v, [n, 1, D]).unwrap()).unwrap();
+    if q.is_empty() {
+        return (vec![], vec![]);
+    }
+    let (mut out, mut lse) = (vec![0f32; q.len()], vec![0f32; q.len() / D]);
+    let dims = [n, q.len() / D / n, D];
+    let mut view = TensorMut::thd(&mut out, dims).unwrap();
+    let qt = TensorRef::thd(q, dims).unwrap();
+    cache.attend(0, &qt, &AttendParams::new(), &mut view, Some(&mut lse)).unwrap();
+    (out, lse)
+}
+
+/// Values with one bad element in the page part: (channel, token).
+fn with(at: (usize, usize), bad: f32, mut x: Vec<f32>) -> Vec<f32> {
+    x[at.1 * D + at.0] = bad;
+    x
+}
+
+#[test]
+fn a_bad_value_spoils_its_group_only() {
+    let mut rng = Rng::new(5);
+    let (k, v) = (rng.numbers(N * D), rng.numbers(N * D));
+    let (token, channel) = (40, 37);
+    for format in formats(D, false) {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let (mut c, seat) = cache(format, format);
+            let (bk, bv) = (with((channel, token), bad, k.clone()), with((channel, token), bad, v.clone()));
+            step(&mut c, seat, &bk, &bv, &[]);
+            let (dk, dv) = held(&c, seat);
+            let mut group = vec![];
+            match &format {
+                Format::Affine(a) => {
+                    let rotated = |ch: usize| match a.rotate {
+                        Some(b) => (ch / b * b, b),
+                        None => (ch, 1),
+                    };
+                    for t in 0..N {
+                        for ch in 0..D {
+                            let (base, width) = rotated(channel);
+                            let spoiled = match a.axis {
+                                // All rotated channels of the block are bad, and so are their groups.
+                                Axis::PerToken => {
+                                    let (lo, hi) = (
+                                        base / a.group * a.group,
+                                        (base + width).div_ceil(a.group) * a.group,
+                                    );
+                                    let (lo, hi) =
+                                        a.rotate.map_or((lo, hi), |b| (lo / b * b, hi.div_ceil(b) * b));
+                                    t == token && (lo..hi).contains(&ch)
+                                }
+                                Axis::PerChannel => {
+                                    t / a.group == token / a.group && (base..base + width).contains(&ch)
+                                }
+                            };
+                            // Sinks of tile 0 are exact.
+                            if spoiled && t >= 4 {
+                                group.push(t * D + ch);
+                            }
+                        }
+                    }
+                }
+                // Floating formats keep NaN as it is; FP8 and F16 saturate infinity.
+                _ if bad.is_nan() => group.push(token * D + channel),
+                _ => {}
+            }
+            for (name, x) in [("key", &dk), ("value", &dv)] {
+                let nan: Vec<usize> = (0..N * D).filter(|i| x[*i].is_nan()).collect();
+                assert_eq!(nan, group, "{name} {format:?} with {bad}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels() {
+    let mut rng = Rng::new(6);
+    let (k, v, q) = (rng.numbers(N * D), rng.numbers(N * D), rng.numbers(2 * D));
+    let token = rng.numbers(D);
+    for format in formats(D, false) {
+        let keys = with((3, 20), f32::NAN, k.clone());
+        let (mut c, seat) = cache(format, format);
+        step(&mut c, seat, &keys, &v, &[]);
+        let (out, lse) = step(&mut c, seat, &token, &token, &q);
+        assert!(out.iter().all(|x| x.is_nan()) && lse.iter().all(|x| x.is_nan()), "key, {format:?}");
+
+        let values = with((3, 20), f32::NAN, v.clone());
+        let (mut c, seat) = cache(format, format);
+        step(&mut c, seat, &k, &values, &[]);
+        let (out, lse) = step(&mut c, seat, &token, &token, &q);
+        let (_, held) = held(&c, seat);
+        assert!(lse.iter().all(|x| x.is_finite()), "value, {format:?}");
+        for (i, x) in out.iter().enumerate() {
+            let spoiled = (0..N).any(|t| held[t * D + i % D].is_nan());
+            assert_eq!(x.is_nan(), spoiled, "channel {} of {format:?}", i % D);
+        }
+    }
+}
+
+#[test]
+fn a_sliding_window_hides_nan() {
+    let mut rng = Rng::new(7);
+    for format in formats(D, false) {
+        let config =
+            CacheConfig::new(1, 1, D).with_key(format).with_value(format).with_sliding_window(Some(70));
+        let config = config.with_scales(Scales::unit(1)).with_capacity(1, 512);
+        let mut c: PagedKvCache =
+            PagedKvCache::new(config.clone(), PagePool::new(&config, 8).unwrap()).unwrap();
+        let seat = c.open().unwrap();
+        let k = with((3, 60), f32::NAN, rng.numbers(N * D));
+        step(&mut c, seat, &k, &k, &[]);
+        let token = rng.numbers(D);
+        let (out, lse) = step(&mut c, seat, &token, &token, &token);
+        // Token 60 and everything in its group of tokens lies below 200 + 1 - 70.
+        assert!(out.iter().chain(&lse).all(|x| x.is_finite()), "{format:?}");
+    }
+}
+
+#[test]
+fn zero_constant_and_huge_values() {
+    for format in formats(D, false) {
+        let (mut c, seat) = cache(format, format);
+        step(&mut c, seat, &vec![0.0; N * D], &vec![0.0; N * D], &[]);
+        let (k, v) = held(&c, seat);
+        assert!(k.iter().chain(&v).all(|x| *x == 0.0), "zero, {format:?}");
+        let (out, _) = step(&mut c, seat, &[1.0; D], &[0.0; D], &[1.0; D]);
+        assert!(out.iter().all(|x| *x == 0.0), "{format:?}");
+
+        if format.as_affine().is_some_and(|a| a.rotate.is_none()) {
+            let (mut c, seat) = cache(format, format);
+            step(&mut c, seat, &vec![0.3; N * D], &vec![-7.1; N * D], &[]);
+            let (k, v) = held(&c, seat);
+            let in_pages = 4 * D..128 * D;
+            let (a, b) = (half::f16::from_f32(0.3).to_f32(), half::f16::from_f32(-7.1).to_f32());
+            assert!(k[in_pages.clone()].iter().all(|x| *x == a), "constant, {format:?}");
+            assert!(v[in_pages].iter().all(|x| *x == b), "constant, {format:?}");
+        }
+
+        let (mut c, seat) = cache(format, format);
+        let huge = with((5, 70), 1e30, vec![1.0; N * D]);
+        step(&mut c, seat, &huge, &huge, &[]);
+        let (k, v) = held(&c, seat);
+        assert!(k.iter().chain(&v).all(|x| x.is_finite() || format == Format::Bf16), "huge, {format:?}");
+        if format.as_affine().is_some_and(|a| a.rotate.is_none()) || format == Format::F16 {
+            assert_eq!(c.stats().clamped_values, 2, "{format:?}");
+        }
+    }
+}
