@@ -67,7 +67,8 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let mut gguf = Gguf::open(&args.model)?;
     let tokenizer = LlamaTokenizer::new(&gguf)?;
-    let prompt = if args.raw { tokenizer.encode(&args.prompt)? } else { tokenizer.encode_chat(&args.prompt)? };
+    let prompt =
+        if args.raw { tokenizer.encode(&args.prompt)? } else { tokenizer.encode_chat(&args.prompt)? };
     let weights = if args.f32_weights { Weights::F32 } else { Weights::Quantized };
     let model = Llama::load(&mut gguf, weights, |i, n| {
         eprint!("\rloading layer {i} of {n}{}", if i == n { "\n" } else { "" });
@@ -82,7 +83,10 @@ fn main() -> Result<()> {
     let (done, held) = match config(&args, model.cache_config(room))? {
         None => {
             let mut exact = Exact::new(model.config().layers);
-            (generate(&model, &tokenizer, &mut exact, &prompt, args.tokens, sampling, print)?, "exact f32".into())
+            (
+                generate(&model, &tokenizer, &mut exact, &prompt, args.tokens, sampling, print)?,
+                "exact f32".into(),
+            )
         }
         Some(config) => {
             let layer = &config.layers[0];
@@ -91,7 +95,10 @@ fn main() -> Result<()> {
             let done = generate(&model, &tokenizer, &mut cache, &prompt, args.tokens, sampling, print)?;
             let (tokens, bytes) = (cache.current_seq_len()?, cache.bytes_used()?);
             let per = bytes as f64 / tokens.max(1) as f64;
-            (done, format!("{names}: {bytes} bytes for {tokens} tokens ({per:.0} a token, exact ones included)"))
+            (
+                done,
+                format!("{names}: {bytes} bytes for {tokens} tokens ({per:.0} a token, exact ones included)"),
+            )
         }
     };
     println!();

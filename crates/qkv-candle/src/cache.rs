@@ -173,7 +173,12 @@ impl LayerCache {
     }
 
     fn attend_as<T: WithDType + Zero>(
-        &self, q: &Tensor, k: &Tensor, v: &Tensor, params: &AttendParams, heads: usize,
+        &self,
+        q: &Tensor,
+        k: &Tensor,
+        v: &Tensor,
+        params: &AttendParams,
+        heads: usize,
     ) -> Result<Tensor>
     where
         for<'a> DataMut<'a>: From<&'a mut [T]>,
@@ -201,7 +206,8 @@ impl LayerCache {
     /// have happened then. Returns the query heads.
     fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor, params: &AttendParams) -> Result<usize> {
         let c = self.cache.config();
-        let (b, heads, n, d) = q.dims4().map_err(|_| wrong_shape("q", "[batch, heads, tokens, dim]".into(), q))?;
+        let (b, heads, n, d) =
+            q.dims4().map_err(|_| wrong_shape("q", "[batch, heads, tokens, dim]".into(), q))?;
         for (what, x, dim) in [("k", k, c.key_dim), ("v", v, c.value_dim)] {
             if x.dims() != [b, c.kv_heads, n, dim] {
                 return Err(wrong_shape(what, format!("{:?}", [b, c.kv_heads, n, dim]), x));
@@ -215,7 +221,11 @@ impl LayerCache {
             return Err(wrong_shape("q", expected, q));
         }
         if let Some(s) = params.sink_logits.filter(|s| s.len() != heads) {
-            return Err(Error::wrap(qkv::Error::Length { what: "sink_logits", expected: heads, got: s.len() }));
+            return Err(Error::wrap(qkv::Error::Length {
+                what: "sink_logits",
+                expected: heads,
+                got: s.len(),
+            }));
         }
         let refused = |what, got: f32, why: &str| {
             Err(Error::wrap(qkv::Error::Unsupported { what, got: got.to_string(), why: why.into() }))
@@ -273,13 +283,18 @@ impl LayerCache {
         let mut values = vec![0f32; b * len * hk * dv];
         for seq in 0..b {
             let (kn, vn) = (len * hk * dk, len * hk * dv);
-            let mut ko = TensorMut::thd(&mut keys[seq * kn..(seq + 1) * kn], [len, hk, dk]).map_err(Error::wrap)?;
-            let mut vo = TensorMut::thd(&mut values[seq * vn..(seq + 1) * vn], [len, hk, dv]).map_err(Error::wrap)?;
+            let mut ko =
+                TensorMut::thd(&mut keys[seq * kn..(seq + 1) * kn], [len, hk, dk]).map_err(Error::wrap)?;
+            let mut vo =
+                TensorMut::thd(&mut values[seq * vn..(seq + 1) * vn], [len, hk, dv]).map_err(Error::wrap)?;
             cache.dequantize(self.layer, seq, &mut ko, &mut vo).map_err(Error::wrap)?;
         }
         drop(cache);
         let dense = |data: Vec<f32>, dim: usize, dtype: DType| {
-            Tensor::from_vec(data, (b, len, hk, dim), &Device::Cpu)?.transpose(1, 2)?.to_dtype(dtype)?.contiguous()
+            Tensor::from_vec(data, (b, len, hk, dim), &Device::Cpu)?
+                .transpose(1, 2)?
+                .to_dtype(dtype)?
+                .contiguous()
         };
         Ok((dense(keys, dk, k.dtype())?, dense(values, dv, v.dtype())?))
     }

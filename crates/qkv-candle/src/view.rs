@@ -15,7 +15,10 @@ pub(crate) struct Held<'a> {
 /// Holds a `[batch, heads, tokens, dim]` tensor on the CPU.
 pub(crate) fn hold<'a>(what: &'static str, x: &'a Tensor) -> Result<Held<'a>> {
     if !x.device().is_cpu() {
-        bail!("{what}: this cache lives on the CPU, the tensor on {:?}; move it with to_device(&Device::Cpu)", x.device())
+        bail!(
+            "{what}: this cache lives on the CPU, the tensor on {:?}; move it with to_device(&Device::Cpu)",
+            x.device()
+        )
     }
     let (storage, layout) = x.storage_and_layout();
     let (Ok(dims), Ok(strides)) = (layout.dims().try_into(), layout.stride().try_into()) else {

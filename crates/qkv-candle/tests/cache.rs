@@ -29,7 +29,8 @@ fn reference(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
     let (_, kv, t, _) = k.dims4()?;
     let repeat = |x: &Tensor| x.unsqueeze(2)?.broadcast_as((b, kv, h / kv, t, d))?.reshape((b, h, t, d));
     let scores = (q.matmul(&repeat(&k)?.transpose(2, 3)?)? / (d as f64).sqrt())?;
-    let mask = (0..n).flat_map(|i| (0..t).map(move |j| if j <= t - n + i { 0f32 } else { f32::NEG_INFINITY }));
+    let mask =
+        (0..n).flat_map(|i| (0..t).map(move |j| if j <= t - n + i { 0f32 } else { f32::NEG_INFINITY }));
     let mask = Tensor::from_vec(mask.collect::<Vec<_>>(), (1, 1, n, t), &Device::Cpu)?;
     let scores = scores.broadcast_add(&mask)?;
     let e = scores.broadcast_sub(&scores.max_keepdim(3)?)?.exp()?;
@@ -98,7 +99,8 @@ fn every_dtype_comes_back_as_it_went_in() {
         assert_eq!(out.dtype(), dtype);
         let expected = reference(&to(&q), &to(&k), &to(&v)).unwrap();
         assert!(largest_difference(&out, &expected) < tolerance, "{dtype:?}");
-        let dense = Cache::new(config(1, 1)).unwrap().layer(0).unwrap().append_dense(&to(&k), &to(&v)).unwrap();
+        let dense =
+            Cache::new(config(1, 1)).unwrap().layer(0).unwrap().append_dense(&to(&k), &to(&v)).unwrap();
         assert_eq!((dense.0.dtype(), dense.1.dtype()), (dtype, dtype));
         assert_eq!(largest_difference(&dense.0, &to(&k)), 0.0);
     }

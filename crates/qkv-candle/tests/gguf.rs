@@ -5,9 +5,7 @@ use candle_core::quantized::gguf_file::{Value, write};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{Device, Tensor};
 use qkv_candle::Cache;
-use qkv_candle::llama::{
-    Exact, Gguf, Llama, LlamaError, LlamaTokenizer, Sampling, Weights, generate,
-};
+use qkv_candle::llama::{Exact, Gguf, Llama, LlamaError, LlamaTokenizer, Sampling, Weights, generate};
 use std::path::{Path, PathBuf};
 
 const EMBEDDING: usize = 64;
@@ -77,10 +75,14 @@ fn metadata() -> Vec<(String, Value)> {
 fn weights(own_head: bool) -> Vec<(String, QTensor)> {
     let random = |rows: usize, cols: usize, dtype| {
         // Fixed numbers, so that a failure repeats.
-        let x: Vec<f32> = (0..rows * cols).map(|i| ((i as f32 * 12.9898 + rows as f32).sin() * 43_758.547).fract() * 0.4).collect();
+        let x: Vec<f32> = (0..rows * cols)
+            .map(|i| ((i as f32 * 12.9898 + rows as f32).sin() * 43_758.547).fract() * 0.4)
+            .collect();
         QTensor::quantize(&Tensor::from_vec(x, (rows, cols), &Device::Cpu).unwrap(), dtype).unwrap()
     };
-    let ones = |n: usize| QTensor::quantize(&Tensor::ones(n, candle_core::DType::F32, &Device::Cpu).unwrap(), GgmlDType::F32);
+    let ones = |n: usize| {
+        QTensor::quantize(&Tensor::ones(n, candle_core::DType::F32, &Device::Cpu).unwrap(), GgmlDType::F32)
+    };
     let mut all = vec![("token_embd.weight".to_string(), random(VOCAB, EMBEDDING, GgmlDType::Q8_0))];
     for i in 0..2 {
         let mut add = |name: &str, t: QTensor| all.push((format!("blk.{i}.{name}.weight"), t));
@@ -133,11 +135,15 @@ fn a_model_runs_exactly_and_through_the_cache() {
         assert_eq!(loaded, 2);
         let prompt = tokenizer.encode_chat("two words, 12 é").unwrap();
         assert_eq!(prompt[0], 256);
-        assert_eq!(tokenizer.decode(&tokenizer.encode("two words, 12 é").unwrap()).unwrap(), "two words, 12 é");
+        assert_eq!(
+            tokenizer.decode(&tokenizer.encode("two words, 12 é").unwrap()).unwrap(),
+            "two words, 12 é"
+        );
 
         let mut exact = Exact::new(2);
         let mut streamed = String::new();
-        let a = generate(&model, &tokenizer, &mut exact, &prompt, 40, Sampling::greedy(), |s| streamed += s).unwrap();
+        let a = generate(&model, &tokenizer, &mut exact, &prompt, 40, Sampling::greedy(), |s| streamed += s)
+            .unwrap();
         assert_eq!(streamed, a.text);
         let f32 = model.cache_config(128).with_window_dtype(qkv::Dtype::F32);
         let mut cache = Cache::new(f32.with_key(qkv::Format::F16).with_value(qkv::Format::F16)).unwrap();

@@ -65,35 +65,52 @@ pub fn svg(title: &str, x_name: &str, y_name: &str, series: &[Series]) -> Option
     let mut tick = low;
     while tick <= high * 1.001 {
         let at = y.at(tick);
-        out += &format!("<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\n");
+        out +=
+            &format!("<line x1=\"{LEFT}\" x2=\"{right}\" y1=\"{at:.1}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>\n");
         out += &text(LEFT - 8.0, at + 4.0, "end", "", &power(tick));
         tick *= 10.0;
     }
     for tick in x_ticks(x.low, x.high) {
         let at = x.at(tick);
-        out += &format!("<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" stroke=\"#eee\"/>\n");
+        out +=
+            &format!("<line x1=\"{at:.1}\" x2=\"{at:.1}\" y1=\"{TOP}\" y2=\"{bottom}\" stroke=\"#eee\"/>\n");
         out += &text(at, bottom + 18.0, "middle", "", &format!("{tick}"));
     }
     out += &format!(
         "<path d=\"M{LEFT} {TOP}V{bottom}H{right}\" fill=\"none\" stroke=\"#444\"/>\n{}{}",
         text((LEFT + right) / 2.0, HEIGHT - 14.0, "middle", "", x_name),
-        text(0.0, 0.0, "middle", &format!("transform=\"translate(18 {:.1}) rotate(-90)\"", (TOP + bottom) / 2.0), y_name)
+        text(
+            0.0,
+            0.0,
+            "middle",
+            &format!("transform=\"translate(18 {:.1}) rotate(-90)\"", (TOP + bottom) / 2.0),
+            y_name
+        )
     );
     for (i, s) in series.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
-        let mut points: Vec<_> = s.points.iter().filter(|p| p.0 > 0.0 && p.1 > 0.0 && p.1.is_finite()).collect();
+        let mut points: Vec<_> =
+            s.points.iter().filter(|p| p.0 > 0.0 && p.1 > 0.0 && p.1.is_finite()).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         if s.line && points.len() > 1 {
-            let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x.at(p.0), y.at(p.1))).collect();
+            let path: Vec<String> =
+                points.iter().map(|p| format!("{:.1},{:.1}", x.at(p.0), y.at(p.1))).collect();
             let path = path.join(" ");
-            out += &format!("<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n");
+            out += &format!(
+                "<polyline points=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"/>\n"
+            );
         }
         for (px, py, label) in points {
             let (cx, cy) = (x.at(*px), y.at(*py));
             out += &format!("<g>{}", mark(s.line, cx, cy, colour));
-            out += &format!("<title>{}: {label}, x {px:.4}, KL {py:.6}</title></g>\n", escape(&s.name), label = escape(label));
+            out += &format!(
+                "<title>{}: {label}, x {px:.4}, KL {py:.6}</title></g>\n",
+                escape(&s.name),
+                label = escape(label)
+            );
             if s.line && !label.is_empty() {
-                out += &text(cx + 6.0, cy - 6.0, "start", &format!("font-size=\"10\" fill=\"{colour}\""), label);
+                out +=
+                    &text(cx + 6.0, cy - 6.0, "start", &format!("font-size=\"10\" fill=\"{colour}\""), label);
             }
         }
         let (lx, ly) = (right + 18.0, TOP + 12.0 + 20.0 * i as f64);
@@ -110,7 +127,9 @@ fn mark(dot: bool, x: f64, y: f64, colour: &str) -> String {
         format!("<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"4\" fill=\"{colour}\"/>\n")
     } else {
         let (a, b, c, d) = (x - 4.0, y - 4.0, x + 4.0, y + 4.0);
-        format!("<path d=\"M{a:.1} {b:.1}L{c:.1} {d:.1}M{a:.1} {d:.1}L{c:.1} {b:.1}\" stroke=\"{colour}\" stroke-width=\"2\"/>\n")
+        format!(
+            "<path d=\"M{a:.1} {b:.1}L{c:.1} {d:.1}M{a:.1} {d:.1}L{c:.1} {b:.1}\" stroke=\"{colour}\" stroke-width=\"2\"/>\n"
+        )
     }
 }
 
@@ -140,8 +159,16 @@ mod tests {
     fn series() -> Vec<Series> {
         let p = |x, y, l: &str| (x, y, l.to_string());
         vec![
-            Series { name: "a < b".into(), line: true, points: vec![p(4.0, 0.002, "4 bit"), p(2.0, 0.05, "2 bit")] },
-            Series { name: "peer".into(), line: false, points: vec![p(4.5, 0.009, "x"), p(8.0, 0.0, "zero is not drawn")] },
+            Series {
+                name: "a < b".into(),
+                line: true,
+                points: vec![p(4.0, 0.002, "4 bit"), p(2.0, 0.05, "2 bit")],
+            },
+            Series {
+                name: "peer".into(),
+                line: false,
+                points: vec![p(4.5, 0.009, "x"), p(8.0, 0.0, "zero is not drawn")],
+            },
         ]
     }
 

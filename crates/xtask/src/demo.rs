@@ -53,7 +53,11 @@ pub struct DemoArgs {
 pub struct QualityArgs {
     /// Schemes, separated by commas: f16, fp8, fp8-tensor, a number of bits, key/value/R/sinks; `-bare` behind one: R = 0,
     /// no sinks.
-    #[arg(long, value_delimiter = ',', default_value = "f16,fp8,fp8-tensor,8,4,3,2,1,8-bare,4-bare,3-bare,2-bare,1-bare")]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_value = "f16,fp8,fp8-tensor,8,4,3,2,1,8-bare,4-bare,3-bare,2-bare,1-bare"
+    )]
     schemes: Vec<String>,
     /// GGUF file of the Llama architecture.
     #[arg(long)]
@@ -113,7 +117,8 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     let start = Instant::now();
     let opened = open(args.model.as_deref())?;
     let tokenizer = &opened.tokenizer;
-    let prompt = if args.chat { tokenizer.encode_chat(&args.prompt)? } else { tokenizer.encode(&args.prompt)? };
+    let prompt =
+        if args.chat { tokenizer.encode_chat(&args.prompt)? } else { tokenizer.encode(&args.prompt)? };
     let windows = opened.windows(args.windows, args.text.as_deref())?;
     if args.tokens == 0 {
         bail!("--tokens 0: expected at least 1");
@@ -140,7 +145,8 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         schemes.extend(demo.iter().skip(1).cloned().map(Scheme::bare));
     }
     schemes.push(Scheme::fp8_tensor());
-    let bytes_2k = schemes.iter().map(|s| bytes_at(&fast, s, &filler, LENGTHS[0])).collect::<Result<Vec<_>>>()?;
+    let bytes_2k =
+        schemes.iter().map(|s| bytes_at(&fast, s, &filler, LENGTHS[0])).collect::<Result<Vec<_>>>()?;
     drop(fast);
 
     let exact = opened.load(Weights::F32)?;
@@ -179,7 +185,11 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         checks,
         rows,
         peers: if comparable { peers::peers(args.windows)? } else { Vec::new() },
-        peer_texts: if opened.standard && args.prompt == "hello," && !args.chat { peers::peer_texts()? } else { Vec::new() },
+        peer_texts: if opened.standard && args.prompt == "hello," && !args.chat {
+            peers::peer_texts()?
+        } else {
+            Vec::new()
+        },
         prompt: args.prompt.clone(),
         texts,
         capacity: capacity::rows(Scheme::demo)?,
@@ -244,10 +254,8 @@ pub fn run_quality(args: &QualityArgs) -> Result<()> {
     let head_dim = model.config().key_dim;
     let schemes = args.schemes.iter().map(|s| Scheme::parse(s, head_dim)).collect::<Result<Vec<_>>>()?;
     // A scheme that does not fit is refused before anything long starts.
-    let configs = schemes
-        .iter()
-        .map(|s| s.config(model.cache_config(LENGTHS[0]), None))
-        .collect::<Result<Vec<_>>>()?;
+    let configs =
+        schemes.iter().map(|s| s.config(model.cache_config(LENGTHS[0]), None)).collect::<Result<Vec<_>>>()?;
     let measured = quality::measure(&model, &windows, &schemes)?;
     if windows.standard && opened.standard {
         for line in quality::check(&measured, args.windows, &schemes)? {
@@ -274,9 +282,17 @@ pub fn run_quality(args: &QualityArgs) -> Result<()> {
     }
     if args.json {
         let exact = measured.exact.perplexity();
-        println!("{}", serde_json::json!({"text": windows.source, "windows": args.windows, "exact_perplexity": exact, "schemes": rows}));
+        println!(
+            "{}",
+            serde_json::json!({"text": windows.source, "windows": args.windows, "exact_perplexity": exact, "schemes": rows})
+        );
     } else {
-        println!("{}: exact perplexity {:.3}\n\n{}", windows.source, measured.exact.perplexity(), table.markdown());
+        println!(
+            "{}: exact perplexity {:.3}\n\n{}",
+            windows.source,
+            measured.exact.perplexity(),
+            table.markdown()
+        );
     }
     Ok(())
 }

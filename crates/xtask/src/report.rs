@@ -69,8 +69,19 @@ impl Report {
     /// The big table.
     pub fn table(&self) -> String {
         let mut t = Table::new([
-            "scheme", "bits", "bits at 2k", "MB at 2k", "at 8k", "at 32k", "saved at 8k", "step peak MB", "ppl", "KL (nats)",
-            "top-1 %", "ms/token", "of it attention",
+            "scheme",
+            "bits",
+            "bits at 2k",
+            "MB at 2k",
+            "at 8k",
+            "at 32k",
+            "saved at 8k",
+            "step peak MB",
+            "ppl",
+            "KL (nats)",
+            "top-1 %",
+            "ms/token",
+            "of it attention",
         ]);
         let dash = || "–".to_string();
         for r in &self.rows {
@@ -179,7 +190,8 @@ impl Report {
 
     fn capacity_markdown(&self) -> String {
         let mut out =
-            "\nTokens of one sequence that fit beside the f16 weights (GB = 10⁹ bytes, no activations):\n\n".to_string();
+            "\nTokens of one sequence that fit beside the f16 weights (GB = 10⁹ bytes, no activations):\n\n"
+                .to_string();
         let head = ["model", "cache"].into_iter().map(String::from).chain(CARDS.map(|c| format!("{c} GB")));
         let mut t = Table::new(head);
         for r in &self.capacity {
@@ -201,7 +213,11 @@ impl Report {
         for project in ["optimum-quanto", "HQQ", "transformers fp8", "llama.cpp"] {
             let rows = self.peers.iter().filter(|p| p.project == project);
             let point = |p: &Peer| p.bytes_2k.map(|b| (b / 1e6, p.kl, p.name.clone()));
-            series.push(Series { name: project.into(), line: false, points: rows.filter_map(point).collect() });
+            series.push(Series {
+                name: project.into(),
+                line: false,
+                points: rows.filter_map(point).collect(),
+            });
         }
         series.retain(|s| !s.points.is_empty());
         let title = format!("Cache of {} at 2,048 tokens", self.model.trim_end_matches(".gguf"));
@@ -351,7 +367,14 @@ pub(crate) mod tests {
     fn every_row_is_in_the_table_the_chart_and_the_json() {
         let r = example();
         let markdown = r.markdown();
-        for name in ["qkv 4 bit ", "qkv 4 bit, R=0, no sinks", "quanto int4 axis 0/0", "hqq int8 axis 1/1", "Llama-3.1-8B", "40k"] {
+        for name in [
+            "qkv 4 bit ",
+            "qkv 4 bit, R=0, no sinks",
+            "quanto int4 axis 0/0",
+            "hqq int8 axis 1/1",
+            "Llama-3.1-8B",
+            "40k",
+        ] {
             assert!(markdown.contains(name), "{name}");
         }
         // All lines of a table have the same number of bars.
@@ -378,7 +401,10 @@ pub(crate) mod tests {
     #[test]
     fn only_what_is_between_the_markers_changes() {
         let old = format!("a\n{}\nold\n{}\nz\n", MARKERS[0], MARKERS[1]);
-        assert_eq!(replace_between(&old, "new\n").unwrap(), format!("a\n{}\nnew\n{}\nz\n", MARKERS[0], MARKERS[1]));
+        assert_eq!(
+            replace_between(&old, "new\n").unwrap(),
+            format!("a\n{}\nnew\n{}\nz\n", MARKERS[0], MARKERS[1])
+        );
         assert!(replace_between("no markers", "x").is_err());
         assert!(replace_between(&format!("{} {}", MARKERS[1], MARKERS[0]), "x").is_err());
     }

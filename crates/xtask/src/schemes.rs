@@ -103,7 +103,9 @@ impl Scheme {
             _ => bail!("scheme {text:?} is not known: use f16, fp8, a number of bits, or key/value/R/sinks"),
         };
         let number = |i: usize, default: usize| -> Result<usize> {
-            parts.get(i).map_or(Ok(default), |x| x.parse().map_err(|_| anyhow!("{x:?} in scheme {text:?} is no number")))
+            parts.get(i).map_or(Ok(default), |x| {
+                x.parse().map_err(|_| anyhow!("{x:?} in scheme {text:?} is no number"))
+            })
         };
         let direct = parts.get(2) == Some(&"direct");
         Ok(Self {
@@ -144,7 +146,8 @@ impl Scheme {
                 Some(exact) => {
                     let (mut keys, mut values) = (Vec::new(), Vec::new());
                     for layer in 0..layers {
-                        let (k, v) = exact.layer(layer).ok_or_else(|| anyhow!("layer {layer} holds no keys"))?;
+                        let (k, v) =
+                            exact.layer(layer).ok_or_else(|| anyhow!("layer {layer} holds no keys"))?;
                         keys.push(absolute_max(k)? / largest(&self.key));
                         values.push(absolute_max(v)? / largest(&self.value));
                     }
@@ -173,7 +176,8 @@ fn absolute_max(x: &Tensor) -> Result<f32> {
 /// # Errors
 /// If the configuration is refused.
 pub fn bits_per_element(config: &CacheConfig) -> Result<f64> {
-    let elements = config.layers.len() * config.kv_heads * (config.key_dim + config.value_dim) * qkv::layout::TILE;
+    let elements =
+        config.layers.len() * config.kv_heads * (config.key_dim + config.value_dim) * qkv::layout::TILE;
     Ok(config.block_bytes()? as f64 * 8.0 / elements as f64)
 }
 

@@ -24,7 +24,9 @@ impl Table {
     pub fn markdown(&self) -> String {
         let length = |s: &String| s.chars().count();
         let widths: Vec<usize> = (0..self.head.len())
-            .map(|c| self.rows.iter().map(|r| length(&r[c])).chain([length(&self.head[c]), 3]).max().unwrap_or(3))
+            .map(|c| {
+                self.rows.iter().map(|r| length(&r[c])).chain([length(&self.head[c]), 3]).max().unwrap_or(3)
+            })
             .collect();
         let line = |row: &[String]| {
             let cell = |(i, (s, w)): (usize, (&String, &usize))| {
@@ -95,7 +97,10 @@ mod tests {
         t.row(["4 bit", "0.0020"]);
         t.row(["a|b\nc"]);
         let text = t.markdown();
-        assert_eq!(text, "| scheme |     KL |\n| ------ | -----: |\n| 4 bit  | 0.0020 |\n| a\\|b c |        |\n");
+        assert_eq!(
+            text,
+            "| scheme |     KL |\n| ------ | -----: |\n| 4 bit  | 0.0020 |\n| a\\|b c |        |\n"
+        );
         let lengths: Vec<usize> = text.lines().map(str::len).collect();
         assert!(lengths.iter().all(|l| *l == lengths[0]));
     }
@@ -104,7 +109,10 @@ mod tests {
     fn numbers() {
         assert_eq!((thousands(0), thousands(999), thousands(1_234_567)).2, "1,234,567");
         assert_eq!((thousands(0), thousands(1000)), ("0".into(), "1,000".into()));
-        assert_eq!((nats(0.5), nats(0.00198), nats(0.000028)), ("0.500".into(), "0.0020".into(), "0.000028".into()));
+        assert_eq!(
+            (nats(0.5), nats(0.00198), nats(0.000028)),
+            ("0.500".into(), "0.0020".into(), "0.000028".into())
+        );
         assert_eq!(nats(7e-12), "7.0e-12");
         assert_eq!((megabytes(47_185_920.0), megabytes(754e6)), ("47.19".into(), "754".into()));
         assert_eq!((perplexity(44.703), perplexity(13323.57)), ("44.70".into(), "13,324".into()));

@@ -29,7 +29,11 @@ pub struct Text {
 /// # Errors
 /// If the prompt is empty or a scheme does not fit the model.
 pub fn texts(
-    model: &Llama, tokenizer: &LlamaTokenizer, prompt: &[u32], tokens: usize, schemes: &[Scheme],
+    model: &Llama,
+    tokenizer: &LlamaTokenizer,
+    prompt: &[u32],
+    tokens: usize,
+    schemes: &[Scheme],
 ) -> Result<(Text, Vec<Text>, Vec<Text>)> {
     let progress = Progress::new("texts", 1 + 2 * schemes.len());
     progress.say("exact");
@@ -69,7 +73,9 @@ pub fn texts(
 fn quantized(scheme: &Scheme, len: usize) -> usize {
     match scheme.residual {
         None => len,
-        Some(r) => (len.saturating_sub(r) / qkv::layout::TILE * qkv::layout::TILE).saturating_sub(scheme.sinks),
+        Some(r) => {
+            (len.saturating_sub(r) / qkv::layout::TILE * qkv::layout::TILE).saturating_sub(scheme.sinks)
+        }
     }
 }
 

@@ -31,7 +31,8 @@ impl Windows {
     /// If there are fewer.
     pub fn standard(n: usize) -> Result<Self> {
         let json: serde_json::Value = serde_json::from_str(include_str!("../data/windows.json"))?;
-        let all: Vec<Vec<u32>> = serde_json::from_value(json["ids"].clone()).context("ids of data/windows.json")?;
+        let all: Vec<Vec<u32>> =
+            serde_json::from_value(json["ids"].clone()).context("ids of data/windows.json")?;
         if n == 0 || n > all.len() {
             bail!("--windows {n}: expected 1 to {}", all.len());
         }

@@ -36,8 +36,13 @@ impl Generation {
 /// [`LlamaError::EmptyPrompt`], a sampling parameter that is not possible, or what the attention returns (for
 /// example a cache without room).
 pub fn generate(
-    model: &Llama, tokenizer: &LlamaTokenizer, attention: &mut dyn Attention, prompt: &[u32], tokens: usize,
-    sampling: Sampling, mut on_text: impl FnMut(&str),
+    model: &Llama,
+    tokenizer: &LlamaTokenizer,
+    attention: &mut dyn Attention,
+    prompt: &[u32],
+    tokens: usize,
+    sampling: Sampling,
+    mut on_text: impl FnMut(&str),
 ) -> LlamaResult<Generation> {
     if prompt.is_empty() {
         return Err(LlamaError::EmptyPrompt);

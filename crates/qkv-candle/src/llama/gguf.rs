@@ -67,7 +67,9 @@ impl Gguf {
                 .and_then(|n| n.checked_add(t.offset)?.checked_add(gguf.content.tensor_data_offset));
             if end.is_none_or(|end| end > bytes) {
                 let end = end.map_or("beyond any file".into(), |e| e.to_string());
-                return Err(LlamaError::Damaged(format!("tensor {name} ends at byte {end}, the file has {bytes}")));
+                return Err(LlamaError::Damaged(format!(
+                    "tensor {name} ends at byte {end}, the file has {bytes}"
+                )));
             }
         }
         Ok(gguf)
@@ -89,13 +91,17 @@ impl Gguf {
         let heads = self.int("llama.attention.head_count")?;
         let kv_heads = self.int_or("llama.attention.head_count_kv", heads)?;
         if heads == 0 || kv_heads == 0 || heads % kv_heads != 0 {
-            return bad("llama.attention.head_count_kv", format!("{kv_heads} does not divide {heads} query heads"));
+            return bad(
+                "llama.attention.head_count_kv",
+                format!("{kv_heads} does not divide {heads} query heads"),
+            );
         }
         let key_dim = self.int_or("llama.attention.key_length", embedding / heads)?;
         let value_dim = self.int_or("llama.attention.value_length", key_dim)?;
         let rope_dims = self.int_or("llama.rope.dimension_count", key_dim)?;
         if rope_dims % 2 != 0 || rope_dims > key_dim {
-            let problem = format!("{rope_dims} rotated channels of {key_dim}; expected an even number up to it");
+            let problem =
+                format!("{rope_dims} rotated channels of {key_dim}; expected an even number up to it");
             return bad("llama.rope.dimension_count", problem);
         }
         let vocab = match self.content.tensor_infos.get("token_embd.weight").map(|t| t.shape.dims()) {
@@ -183,7 +189,9 @@ impl Gguf {
         // Nothing that is counted here comes near 2^31; a damaged file does.
         match number(self.value(key)?) {
             Some(x) if x < 1 << 31 => Ok(x as usize),
-            _ => Err(LlamaError::Metadata { key: key.into(), problem: "expected a number below 2^31".into() }),
+            _ => {
+                Err(LlamaError::Metadata { key: key.into(), problem: "expected a number below 2^31".into() })
+            }
         }
     }
 

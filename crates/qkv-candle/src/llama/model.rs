@@ -101,9 +101,14 @@ impl Llama {
     ///
     /// # Errors
     /// [`LlamaError::Weight`] for a tensor that is missing or has another shape than the metadata say.
-    pub fn load(gguf: &mut Gguf, weights: Weights, mut loaded: impl FnMut(usize, usize)) -> LlamaResult<Self> {
+    pub fn load(
+        gguf: &mut Gguf,
+        weights: Weights,
+        mut loaded: impl FnMut(usize, usize),
+    ) -> LlamaResult<Self> {
         let c = gguf.config()?;
-        let (e, q, k, v) = (c.embedding, c.heads * c.key_dim, c.kv_heads * c.key_dim, c.kv_heads * c.value_dim);
+        let (e, q, k, v) =
+            (c.embedding, c.heads * c.key_dim, c.kv_heads * c.key_dim, c.kv_heads * c.value_dim);
         let hidden = gguf.int("llama.feed_forward_length")?;
         let norm = |gguf: &mut Gguf, name: &str| -> LlamaResult<RmsNorm> {
             let weight = gguf.tensor(&format!("{name}.weight"), &[e])?.dequantize(&Device::Cpu)?.to_vec1()?;
@@ -145,7 +150,9 @@ impl Llama {
         };
         let embedding = match (&head.matrix, weights) {
             // A tied f32 head already holds it.
-            (Matrix::F32(m), Weights::F32) if !gguf.content().tensor_infos.contains_key("output.weight") => m.clone(),
+            (Matrix::F32(m), Weights::F32) if !gguf.content().tensor_infos.contains_key("output.weight") => {
+                m.clone()
+            }
             _ => embedding.dequantize(&Device::Cpu)?,
         };
         let norm = norm(gguf, "output_norm")?;

@@ -15,7 +15,9 @@ pub fn parse_format(name: &str) -> Result<Format, String> {
     let head = parts.next().unwrap_or_default();
     let rest: Vec<&str> = parts.collect();
     let unknown = |part: &str| {
-        format!("{part:?} in format {name:?} is not known; formats look like f16, int4-c64, int2-t32-hqq-r64, e4m3-tensor")
+        format!(
+            "{part:?} in format {name:?} is not known; formats look like f16, int4-c64, int2-t32-hqq-r64, e4m3-tensor"
+        )
     };
     let kind = match head {
         "f16" | "bf16" => {
@@ -44,7 +46,9 @@ pub fn parse_format(name: &str) -> Result<Format, String> {
     let bits = head.strip_prefix("int").and_then(|b| b.parse().ok()).ok_or_else(|| unknown(head))?;
     let bits = Bits::new(bits).map_err(|e| e.to_string())?;
     let Some((group, options)) = rest.split_first() else {
-        return Err(format!("format {name:?} names no groups; add -c64 (tokens of a channel) or -t64 (channels)"));
+        return Err(format!(
+            "format {name:?} names no groups; add -c64 (tokens of a channel) or -t64 (channels)"
+        ));
     };
     let size = |x: &str| x.get(1..).and_then(|n| n.parse().ok()).ok_or_else(|| unknown(x));
     let mut a = match group.chars().next() {
@@ -107,8 +111,19 @@ mod tests {
     #[test]
     fn names_are_read_back() {
         for name in [
-            "f16", "bf16", "int4-c64", "int2-t32", "int2-c32-minmax", "int1-t64-hqq-r64", "int4-t64-r64-m",
-            "int3-t32-opt", "int8-t64", "e4m3", "e5m2", "e4m3-tensor", "e5m2-head",
+            "f16",
+            "bf16",
+            "int4-c64",
+            "int2-t32",
+            "int2-c32-minmax",
+            "int1-t64-hqq-r64",
+            "int4-t64-r64-m",
+            "int3-t32-opt",
+            "int8-t64",
+            "e4m3",
+            "e5m2",
+            "e4m3-tensor",
+            "e5m2-head",
         ] {
             assert_eq!(format_name(&parse_format(name).unwrap()), name);
         }
@@ -119,8 +134,15 @@ mod tests {
     #[test]
     fn unknown_names_say_what_is_wrong() {
         for (name, part) in [
-            ("int5-c64", "bits"), ("int4", "names no groups"), ("int4-x64", "x64"), ("q4_0", "q4_0"),
-            ("f16-t64", "t64"), ("e4m3-row", "row"), ("int4-t64-fast", "fast"), ("int4-t", "\"t\""), ("", "\"\""),
+            ("int5-c64", "bits"),
+            ("int4", "names no groups"),
+            ("int4-x64", "x64"),
+            ("q4_0", "q4_0"),
+            ("f16-t64", "t64"),
+            ("e4m3-row", "row"),
+            ("int4-t64-fast", "fast"),
+            ("int4-t", "\"t\""),
+            ("", "\"\""),
         ] {
             let e = parse_format(name).unwrap_err();
             assert!(e.contains(part), "{name}: {e}");

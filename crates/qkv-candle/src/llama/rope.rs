@@ -25,7 +25,9 @@ impl Rope {
     /// `factors` divide the frequencies one by one (`rope_freqs` of Llama 3.1).
     pub(crate) fn new(c: &LlamaConfig, factors: Option<&[f32]>) -> LlamaResult<Self> {
         let pairs = c.rope_dims / 2;
-        if let Some(f) = factors.filter(|f| f.len() != pairs || f.iter().any(|x| !(x.is_finite() && *x > 0.0))) {
+        if let Some(f) =
+            factors.filter(|f| f.len() != pairs || f.iter().any(|x| !(x.is_finite() && *x > 0.0)))
+        {
             let (name, expected) = ("rope_freqs.weight".into(), format!("{pairs} positive numbers"));
             return Err(LlamaError::Weight { name, expected, got: format!("{} numbers", f.len()) });
         }

@@ -58,7 +58,11 @@ impl Sampler {
             return Err(LlamaError::Sampling { what: "temperature", got: temperature, why });
         }
         if !(top_p > 0.0 && top_p <= 1.0) {
-            return Err(LlamaError::Sampling { what: "top_p", got: top_p, why: "it must be above 0 and at most 1" });
+            return Err(LlamaError::Sampling {
+                what: "top_p",
+                got: top_p,
+                why: "it must be above 0 and at most 1",
+            });
         }
         Ok(Self { sampling, state: seed })
     }

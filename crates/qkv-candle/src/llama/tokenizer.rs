@@ -28,7 +28,10 @@ impl LlamaTokenizer {
             // candle does not know it and falls back to GPT-2 with a prefix space; the model's own splits digits and
             // adds no space.
             let digits = Digits::new(true).into();
-            inner.with_pre_tokenizer(Some(Sequence::new(vec![digits, ByteLevel::new(false, true, true).into()])));
+            inner.with_pre_tokenizer(Some(Sequence::new(vec![
+                digits,
+                ByteLevel::new(false, true, true).into(),
+            ])));
         }
         let mut ends = Vec::new();
         for key in ["tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id"] {
@@ -38,7 +41,9 @@ impl LlamaTokenizer {
                 _ => {}
             }
         }
-        ends.extend(["<|im_end|>", "<|endoftext|>", "<|eot_id|>"].iter().filter_map(|t| inner.token_to_id(t)));
+        ends.extend(
+            ["<|im_end|>", "<|endoftext|>", "<|eot_id|>"].iter().filter_map(|t| inner.token_to_id(t)),
+        );
         Ok(Self { inner, ends })
     }
 
@@ -69,9 +74,14 @@ impl LlamaTokenizer {
             self.encode(&format!("<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"))
         } else if has("<|start_header_id|>") {
             let header = |role| format!("<|start_header_id|>{role}<|end_header_id|>\n\n");
-            self.encode(&format!("<|begin_of_text|>{}{text}<|eot_id|>{}", header("user"), header("assistant")))
+            self.encode(&format!(
+                "<|begin_of_text|>{}{text}<|eot_id|>{}",
+                header("user"),
+                header("assistant")
+            ))
         } else {
-            let (what, got) = ("chat markup", "a vocabulary without <|im_start|> or <|start_header_id|>".into());
+            let (what, got) =
+                ("chat markup", "a vocabulary without <|im_start|> or <|start_header_id|>".into());
             Err(LlamaError::Unsupported { what, got, why: "give the prompt as raw text" })
         }
     }
