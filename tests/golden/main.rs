@@ -10,17 +10,20 @@
 //! | c | symmetric formats, decoding only |
 //! | d | FP8 bytes |
 //! | e | cases the peer cannot compute or leaves undefined |
-//! | f | attention over plain tensors |
+//! | f | attention over plain tensors, and through a cache |
 //! | g | the peers' caches, replayed step by step |
 
 #[path = "../support/golden.rs"]
 pub(crate) mod golden;
+#[path = "../support/reference.rs"]
+mod reference;
 
 mod affine;
 mod attention;
 mod fits;
 mod fp8;
 mod hqq;
+mod through_cache;
 mod traces;
 mod views;
 
@@ -65,6 +68,7 @@ fn golden() {
     fits::run(&golden, &mut report);
     fp8::run(&golden, &mut report);
     attention::run(&golden, &mut report);
+    through_cache::run(&golden, &mut report);
     traces::run(&golden, &mut report);
 
     let mut text = format!("golden data in {}\n", golden.dir.display());
