@@ -1,7 +1,7 @@
 //! Per-channel groups: columns of a block of rows `[len][dim]`.
 
 use crate::format::{Bits, Fit};
-use crate::quant::affine::{MAX_GROUP, Pair, quantize_group};
+use crate::quant::affine::{MAX_GROUP, Pair, quantize_groups};
 use crate::quant::codes;
 use crate::simd::{Isa, dispatch};
 
@@ -76,12 +76,9 @@ pub(crate) fn quantize(
     for from in (0..dim).step_by(STRIP) {
         let width = STRIP.min(dim - from);
         transpose(isa, x, dim, from, len, &mut strip);
-        for (c, pair) in pairs[from..from + width].iter_mut().enumerate() {
-            let at = c * len..(c + 1) * len;
-            let (p, n) = quantize_group(isa, &mut strip[at.clone()], skip, bits, fit, &mut strip_codes[at]);
-            *pair = p;
-            clamped += n;
-        }
+        let used = width * len;
+        let (x, codes) = (&mut strip[..used], &mut strip_codes[..used]);
+        clamped += quantize_groups(isa, x, len, skip, bits, fit, codes, &mut pairs[from..from + width]);
         for t in 0..len {
             let row: [u8; STRIP] = std::array::from_fn(|c| strip_codes[c * len + t]);
             out.put(isa, t, from, &row[..width]);

@@ -341,12 +341,16 @@ fn rows(x: &TensorRef<'_>, format: &Affine, plan: &Plan, packed: &mut [u8], pair
                     if let Some(block) = format.rotate {
                         hadamard::rotate(isa, row, block);
                     }
-                    for ((x, c), p) in row.chunks_mut(plan.group).zip(codes.chunks_mut(plan.group)).zip(pairs)
-                    {
-                        let (pair, n) = affine::quantize_group(isa, x, 0, plan.bits, &format.fit, c);
-                        *p = pair;
-                        clamped += n;
-                    }
+                    clamped += affine::quantize_groups(
+                        isa,
+                        row,
+                        plan.group,
+                        0,
+                        plan.bits,
+                        &format.fit,
+                        codes,
+                        pairs,
+                    );
                     codes::pack_row(isa, plan.bits.get(), codes, packed);
                 }
                 clamped
