@@ -181,10 +181,15 @@ fn prepare(x: &mut [f32], clamped: &mut usize) -> Prepared {
         (lo, hi, _) = range(x);
     }
     if lo == hi {
-        let min = f16::from_bits(half16::bits(half16::round(lo)));
-        return Prepared::Done(Pair { step: f16::ZERO, min });
+        return Prepared::Done(constant(lo));
     }
     Prepared::Open(Range { lo, hi })
+}
+
+/// The pair of a constant group, |x| <= 65504.
+#[inline(always)]
+pub(crate) fn constant(x: f32) -> Pair {
+    Pair { step: f16::ZERO, min: f16::from_bits(half16::bits(half16::round(x))) }
 }
 
 /// The pair of a range: min rounded down, step rounded up.
