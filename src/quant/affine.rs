@@ -102,18 +102,6 @@ dispatch! {
     pub(crate) fn codes_with(x: &[f32], div: f32, min: f32, max: f32, codes: &mut [u8]) = codes_body;
 }
 
-#[inline(always)]
-fn decode_body<const FMA: bool>(row: &mut [f32], step: f32, min: f32) {
-    for x in row {
-        *x = step * *x + min;
-    }
-}
-
-dispatch! {
-    /// `step * code + min` of a group of codes.
-    pub(crate) fn decode_row(row: &mut [f32], step: f32, min: f32) = decode_body;
-}
-
 /// Smallest and largest element and the largest magnitude's bits (so that NaN and infinity show).
 #[inline(always)]
 fn range(x: &[f32]) -> (f32, f32, u32) {

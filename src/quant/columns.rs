@@ -31,18 +31,6 @@ impl Codes<'_> {
     }
 }
 
-#[inline(always)]
-fn decode_body<const FMA: bool>(row: &mut [f32], step: &[f32], min: &[f32]) {
-    for ((x, s), m) in row.iter_mut().zip(step).zip(min) {
-        *x = s * *x + m;
-    }
-}
-
-dispatch! {
-    /// `step * code + min` of a row of codes, a pair a channel.
-    pub(crate) fn decode_row(row: &mut [f32], step: &[f32], min: &[f32]) = decode_body;
-}
-
 /// Columns `[width][len]` of rows `[len][dim]`, from channel `from`.
 #[inline(always)]
 fn transpose_body<const FMA: bool>(x: &[f32], dim: usize, from: usize, len: usize, out: &mut [f32]) {
@@ -59,6 +47,9 @@ dispatch! { fn transpose(x: &[f32], dim: usize, from: usize, len: usize, out: &m
 /// Channels whose ranges are found at a time by [`min_max`].
 const BLOCK: usize = 64;
 
+/// Channels that stay in registers while their range is found.
+const LANES: usize = 8;
+
 /// [`Fit::MinMax`] of channels `from..from + pairs.len()` without a transposition: ranges and codes a row at a time.
 /// The same results as the path over groups. `codes` is `[len][BLOCK]`.
 #[inline(always)]
@@ -74,14 +65,31 @@ fn min_max_body<const FMA: bool>(
     let width = pairs.len();
     let (mut lo, mut hi) = ([f32::INFINITY; BLOCK], [f32::NEG_INFINITY; BLOCK]);
     let mut top = [0u32; BLOCK];
-    for row in x.chunks_exact(dim).skip(skip) {
-        let row = &row[from..from + width];
-        for (((v, lo), hi), top) in row.iter().zip(&mut lo).zip(&mut hi).zip(&mut top) {
-            *lo = if *v < *lo { *v } else { *lo };
-            *hi = if *v > *hi { *v } else { *hi };
-            let a = v.to_bits() & 0x7fff_ffff;
-            *top = if a > *top { a } else { *top };
+    for c in (0..width).step_by(LANES) {
+        let lanes = LANES.min(width - c);
+        let (mut l, mut h, mut m) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES], [0u32; LANES]);
+        if lanes == LANES {
+            for row in x.chunks_exact(dim).skip(skip) {
+                let v = &row[from + c..from + c + LANES];
+                for i in 0..LANES {
+                    l[i] = if v[i] < l[i] { v[i] } else { l[i] };
+                    h[i] = if v[i] > h[i] { v[i] } else { h[i] };
+                    let a = v[i].to_bits() & 0x7fff_ffff;
+                    m[i] = if a > m[i] { a } else { m[i] };
+                }
+            }
+        } else {
+            for row in x.chunks_exact(dim).skip(skip) {
+                for (i, v) in row[from + c..from + width].iter().enumerate() {
+                    l[i] = if *v < l[i] { *v } else { l[i] };
+                    h[i] = if *v > h[i] { *v } else { h[i] };
+                    m[i] = m[i].max(v.to_bits() & 0x7fff_ffff);
+                }
+            }
         }
+        lo[c..c + lanes].copy_from_slice(&l[..lanes]);
+        hi[c..c + lanes].copy_from_slice(&h[..lanes]);
+        top[c..c + lanes].copy_from_slice(&m[..lanes]);
     }
     let mut clamped = 0;
     // What makes every code 0, whatever the element: a constant, NaN, nothing to fit.

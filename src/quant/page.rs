@@ -5,7 +5,7 @@
 
 use crate::format::{Affine, Axis, Format, Fp8, Granularity};
 use crate::layout::{OperandLayout, TILE};
-use crate::quant::affine::{self, LIMIT, Pair, quantize_groups};
+use crate::quant::affine::{LIMIT, Pair, quantize_groups};
 use crate::quant::{codes, columns, fp8, hadamard};
 use crate::simd::Isa;
 use half::{bf16, f16};
@@ -285,15 +285,17 @@ fn decode_affine(
     let pairs = &page[at.pairs..at.pairs + at.pair_bytes];
     let groups = at.dim.div_ceil(a.group);
     let (mut step, mut min) = ([0f32; MAX_DIM], [0f32; MAX_DIM]);
+    let mut of_row = [(0f32, 0f32); MAX_GROUPS];
     let mut held = usize::MAX;
+    let bits = a.bits.get();
     for (t, out) in tokens.zip(out.chunks_exact_mut(at.dim)) {
-        codes::unpack_f32(isa, a.bits.get(), &page[at.codes + t * at.row_bytes..][..at.row_bytes], out);
+        let row = &page[at.codes + t * at.row_bytes..][..at.row_bytes];
         match a.axis {
             Axis::PerToken => {
-                for (j, out) in out.chunks_mut(a.group).enumerate() {
-                    let (step, min) = Pair::from_bits(word(pairs, t * groups + j)).to_f32();
-                    affine::decode_row(isa, out, step, min);
+                for (j, pair) in of_row[..groups].iter_mut().enumerate() {
+                    *pair = Pair::from_bits(word(pairs, t * groups + j)).to_f32();
                 }
+                codes::decode_groups(isa, bits, row, a.group, &of_row[..groups], out);
             }
             Axis::PerChannel => {
                 let g = t / a.group;
@@ -303,7 +305,7 @@ fn decode_affine(
                         (step[c], min[c]) = Pair::from_bits(word(pairs, g * at.dim + c)).to_f32();
                     }
                 }
-                columns::decode_row(isa, out, &step[..at.dim], &min[..at.dim]);
+                codes::decode_channels(isa, bits, row, &step[..at.dim], &min[..at.dim], out);
             }
         }
     }
