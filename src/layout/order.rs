@@ -492,7 +492,7 @@ mod tests {
         let format = Affine::per_token(Bits::B4, 32).into();
         let layout = PageLayout::new(&format, &format, 64, 64);
         let (page, mut out) = (vec![0u8; layout.page_bytes], vec![0u8; layout.page_bytes - 1]);
-        let mut go =
+        let go =
             |out: &mut [u8]| convert_page(&format, &format, &layout, Order::Row, &page, Order::Fragment, out);
         assert!(matches!(go(&mut out), Err(Error::Length { .. })));
         let odd = PageLayout::new(&format, &format, 40, 64);

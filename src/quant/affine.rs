@@ -6,7 +6,7 @@
 
 use crate::error::{Error, Result};
 use crate::format::{Bits, Fit};
-use crate::quant::fit;
+use crate::quant::{fit, half16};
 use crate::simd::dispatch;
 use half::f16;
 
@@ -47,13 +47,7 @@ impl Pair {
     /// (step, min) as f32.
     #[inline]
     pub fn to_f32(self) -> (f32, f32) {
-        (self.step.to_f32(), self.min.to_f32())
-    }
-
-    /// Both rounded half to even, after clamping to what f16 holds.
-    #[inline(always)]
-    pub(crate) fn nearest(step: f32, min: f32) -> Self {
-        Self { step: f16::from_f32(step.min(LIMIT)), min: f16::from_f32(min.clamp(-LIMIT, LIMIT)) }
+        (half16::decode(self.step.to_bits()), half16::decode(self.min.to_bits()))
     }
 }
 
@@ -108,18 +102,6 @@ dispatch! {
     pub(crate) fn codes_with(x: &[f32], div: f32, min: f32, max: f32, codes: &mut [u8]) = codes_body;
 }
 
-#[inline(always)]
-fn decode_body<const FMA: bool>(row: &mut [f32], step: f32, min: f32) {
-    for x in row {
-        *x = step * *x + min;
-    }
-}
-
-dispatch! {
-    /// `step * code + min` of a group of codes.
-    pub(crate) fn decode_row(row: &mut [f32], step: f32, min: f32) = decode_body;
-}
-
 /// Smallest and largest element and the largest magnitude's bits (so that NaN and infinity show).
 #[inline(always)]
 fn range(x: &[f32]) -> (f32, f32, u32) {
@@ -152,82 +134,142 @@ fn range(x: &[f32]) -> (f32, f32, u32) {
     (lo[0] + 0.0, hi[0] + 0.0, top[0])
 }
 
-/// The largest f16 that is not above `x`, for |x| <= 65504.
-#[inline(always)]
-fn f16_down(x: f32) -> f16 {
-    let h = f16::from_f32(x);
-    if h.to_f32() <= x {
-        return h;
-    }
-    let bits = h.to_bits();
-    f16::from_bits(match bits {
-        0 | 0x8000 => 0x8001,
-        b if b & 0x8000 == 0 => b - 1,
-        b => b + 1,
-    })
+/// A group before its pair is known.
+#[derive(Clone, Copy)]
+pub(crate) struct Range {
+    /// Smallest element.
+    pub(crate) lo: f32,
+    /// Largest element.
+    pub(crate) hi: f32,
 }
 
-/// The smallest f16 that is not below `x >= 0`, at most 65504.
+/// What the range of a group says.
+enum Prepared {
+    /// The pair needs no fit: nothing but skipped elements, NaN or infinity, or a constant. All codes are 0.
+    Done(Pair),
+    /// Finite, unequal elements.
+    Open(Range),
+}
+
+/// Clamps and counts, and finds the range.
 #[inline(always)]
-fn f16_up(x: f32) -> f16 {
-    if x >= LIMIT {
-        return f16::MAX;
+fn prepare(x: &mut [f32], clamped: &mut usize) -> Prepared {
+    if x.is_empty() {
+        return Prepared::Done(Pair::default());
     }
-    let h = f16::from_f32(x);
-    if h.to_f32() >= x { h } else { f16::from_bits(h.to_bits() + 1) }
+    let (mut lo, mut hi, top) = range(x);
+    if top > LIMIT.to_bits() {
+        if top >= f32::INFINITY.to_bits() {
+            return Prepared::Done(Pair::NAN);
+        }
+        for v in x.iter_mut() {
+            *clamped += (v.abs() > LIMIT) as usize;
+            *v = v.clamp(-LIMIT, LIMIT);
+        }
+        (lo, hi, _) = range(x);
+    }
+    if lo == hi {
+        return Prepared::Done(constant(lo));
+    }
+    Prepared::Open(Range { lo, hi })
+}
+
+/// The pair of a constant group, |x| <= 65504.
+#[inline(always)]
+pub(crate) fn constant(x: f32) -> Pair {
+    Pair { step: f16::ZERO, min: f16::from_bits(half16::bits(half16::round(x))) }
+}
+
+/// The pair of a range: min rounded down, step rounded up.
+#[inline(always)]
+pub(crate) fn min_max(r: Range, max: f32) -> Pair {
+    let min = half16::bits_down(r.lo);
+    let step = half16::bits_up((r.hi - half16::decode(min)) / max);
+    Pair { step: f16::from_bits(step), min: f16::from_bits(min) }
 }
 
 #[inline(always)]
-fn group_body<const FMA: bool>(
+fn finish<const FMA: bool>(x: &[f32], pair: Pair, max: f32, codes: &mut [u8]) {
+    let (step, min) = pair.to_f32();
+    codes_body::<FMA>(x, divisor(step), min, max, codes);
+}
+
+#[inline(always)]
+fn groups_body<const FMA: bool>(
+    x: &mut [f32],
+    group: usize,
+    skip: usize,
+    bits: Bits,
+    fit: &Fit,
+    codes: &mut [u8],
+    pairs: &mut [Pair],
+) -> usize {
+    let max = bits.max_code() as f32;
+    let mut clamped = 0;
+    if let Fit::MinMax = fit {
+        for ((x, codes), pair) in x.chunks_mut(group).zip(codes.chunks_mut(group)).zip(pairs) {
+            let skip = skip.min(x.len());
+            codes[..skip].fill(0);
+            let (x, codes) = (&mut x[skip..], &mut codes[skip..]);
+            match prepare(x, &mut clamped) {
+                Prepared::Done(p) => {
+                    *pair = p;
+                    codes.fill(0);
+                }
+                Prepared::Open(r) => {
+                    *pair = min_max(r, max);
+                    finish::<FMA>(x, *pair, max, codes);
+                }
+            }
+        }
+        return clamped;
+    }
+    // Several groups at a time, so that one's sums wait while another's elements are worked on.
+    let batch = fit::BATCH * group;
+    for ((x, codes), pairs) in
+        x.chunks_mut(batch).zip(codes.chunks_mut(batch)).zip(pairs.chunks_mut(fit::BATCH))
+    {
+        let mut open = [None; fit::BATCH];
+        for ((x, pair), open) in x.chunks_mut(group).zip(pairs.iter_mut()).zip(&mut open) {
+            let skip = skip.min(x.len());
+            match prepare(&mut x[skip..], &mut clamped) {
+                Prepared::Done(p) => *pair = p,
+                Prepared::Open(r) => *open = Some(r),
+            }
+        }
+        fit::solve::<FMA>(x, group, skip, &open, bits, fit, pairs);
+        for (i, (x, codes)) in x.chunks(group).zip(codes.chunks_mut(group)).enumerate() {
+            let skip = if open[i].is_some() { skip.min(x.len()) } else { x.len() };
+            codes[..skip].fill(0);
+            finish::<FMA>(&x[skip..], pairs[i], max, &mut codes[skip..]);
+        }
+    }
+    clamped
+}
+
+dispatch! {
+    /// Fits neighbouring groups of `group` elements (at most 256; the last may be short) and writes their codes and
+    /// pairs; returns how many elements were clamped to ±65504 (in place). The first `skip` elements of every
+    /// group (sinks) get code 0 and take no part in range, mean and error. A group with NaN or infinity outside
+    /// them has the pair (NaN, NaN) and codes 0; a wholly skipped one has (0, 0).
+    pub(crate) fn quantize_groups(
+        x: &mut [f32], group: usize, skip: usize, bits: Bits, fit: &Fit, codes: &mut [u8], pairs: &mut [Pair],
+    ) -> usize = groups_body;
+}
+
+/// [`quantize_groups`] for one group: its pair, and how many elements were clamped.
+#[cfg(test)]
+pub(crate) fn quantize_group(
+    isa: crate::simd::Isa,
     x: &mut [f32],
     skip: usize,
     bits: Bits,
     fit: &Fit,
     codes: &mut [u8],
 ) -> (Pair, usize) {
-    let skip = skip.min(x.len());
-    codes[..skip].fill(0);
-    let (x, codes) = (&mut x[skip..], &mut codes[skip..]);
-    if x.is_empty() {
-        return (Pair::default(), 0);
-    }
-    let (mut lo, mut hi, top) = range(x);
-    let mut clamped = 0;
-    if top > LIMIT.to_bits() {
-        if top >= f32::INFINITY.to_bits() {
-            codes.fill(0);
-            return (Pair::NAN, 0);
-        }
-        for v in x.iter_mut() {
-            clamped += (v.abs() > LIMIT) as usize;
-            *v = v.clamp(-LIMIT, LIMIT);
-        }
-        (lo, hi, _) = range(x);
-    }
-    if lo == hi {
-        codes.fill(0);
-        return (Pair { step: f16::ZERO, min: f16::from_f32(lo) }, clamped);
-    }
-    let max = bits.max_code() as f32;
-    let pair = match fit {
-        Fit::MinMax => {
-            let min = f16_down(lo);
-            Pair { step: f16_up((hi - min.to_f32()) / max), min }
-        }
-        other => fit::solve::<FMA>(x, skip, lo, hi, bits, other),
-    };
-    let (step, min) = pair.to_f32();
-    codes_body::<FMA>(x, divisor(step), min, max, codes);
-    (pair, clamped)
-}
-
-dispatch! {
-    /// Fits one group of at most 256 elements and writes its codes; returns the pair and how many elements were
-    /// clamped to ±65504 (in place). The first `skip` elements (sinks) get code 0 and take no part in range,
-    /// mean and error. A group with NaN or infinity outside them has the pair (NaN, NaN) and codes 0; a wholly
-    /// skipped one has (0, 0).
-    pub(crate) fn quantize_group(x: &mut [f32], skip: usize, bits: Bits, fit: &Fit, codes: &mut [u8])
-        -> (Pair, usize) = group_body;
+    let mut pair = [Pair::default()];
+    let clamped = quantize_groups(isa, x, x.len().max(1), skip, bits, fit, codes, &mut pair);
+    (pair[0], clamped)
 }
 
 #[cfg(test)]
@@ -272,12 +314,12 @@ mod tests {
         for c in [-0.3f32, -0.9, -0.05, -0.5] {
             let mut a = 1e-30f32;
             while a < 1.4e5 {
-                let (got, want) = (power(a, c) as f64, (a as f64).powf(c as f64));
+                let (got, want) = (power([a], c)[0] as f64, (a as f64).powf(c as f64));
                 assert!((got / want - 1.0).abs() < 2e-5, "{a:e}^{c}: {got} {want}");
                 a *= 1.001;
             }
         }
-        assert!(power(0.0, -0.3) > 1e11);
+        assert!(power([0.0], -0.3)[0] > 1e11);
     }
 
     #[test]

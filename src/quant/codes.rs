@@ -39,6 +39,60 @@ fn unpack_f32_body<const B: usize, const FMA: bool>(row: &[u8], out: &mut [f32])
     }
 }
 
+/// `step * code + min` of a row in groups of `group` codes. `pairs` are (step, min).
+#[inline(always)]
+fn decode_groups_body<const B: usize, const FMA: bool>(
+    row: &[u8],
+    group: usize,
+    pairs: &[(f32, f32)],
+    out: &mut [f32],
+) {
+    if group % 8 != 0 {
+        unpack_f32_body::<B, FMA>(row, out);
+        for (out, (step, min)) in out.chunks_mut(group).zip(pairs) {
+            for o in out {
+                *o = step * *o + min;
+            }
+        }
+        return;
+    }
+    for ((row, out), (step, min)) in row.chunks(group / 8 * B).zip(out.chunks_mut(group)).zip(pairs) {
+        let n = out.len() / 8;
+        let (head, tail) = out.split_at_mut(n * 8);
+        for (bytes, o) in row.chunks_exact(B).zip(head.chunks_exact_mut(8)) {
+            let c = eight::<B>(bytes);
+            for i in 0..8 {
+                o[i] = step * (c[i] as i32 as f32) + min;
+            }
+        }
+        for (i, o) in tail.iter_mut().enumerate() {
+            *o = step * one::<B>(row, n * 8 + i) as f32 + min;
+        }
+    }
+}
+
+/// `step * code + min` of a row with a pair a channel.
+#[inline(always)]
+fn decode_channels_body<const B: usize, const FMA: bool>(
+    row: &[u8],
+    step: &[f32],
+    min: &[f32],
+    out: &mut [f32],
+) {
+    let n = out.len() / 8;
+    let (head, tail) = out.split_at_mut(n * 8);
+    let pairs = step.chunks_exact(8).zip(min.chunks_exact(8));
+    for ((bytes, o), (s, m)) in row.chunks_exact(B).zip(head.chunks_exact_mut(8)).zip(pairs) {
+        let c = eight::<B>(bytes);
+        for i in 0..8 {
+            o[i] = s[i] * (c[i] as i32 as f32) + m[i];
+        }
+    }
+    for (i, o) in tail.iter_mut().enumerate() {
+        *o = step[n * 8 + i] * one::<B>(row, n * 8 + i) as f32 + min[n * 8 + i];
+    }
+}
+
 #[inline(always)]
 fn unpack_u8_body<const B: usize, const FMA: bool>(row: &[u8], out: &mut [u8]) {
     let n = out.len() / 8;
@@ -81,6 +135,8 @@ fn pack_body<const B: usize, const FMA: bool>(codes: &[u8], row: &mut [u8]) {
 }
 
 dispatch! { fn unpack_f32_b<const B: usize>(row: &[u8], out: &mut [f32]) = unpack_f32_body; }
+dispatch! { fn decode_groups_b<const B: usize>(row: &[u8], group: usize, pairs: &[(f32, f32)], out: &mut [f32]) = decode_groups_body; }
+dispatch! { fn decode_channels_b<const B: usize>(row: &[u8], step: &[f32], min: &[f32], out: &mut [f32]) = decode_channels_body; }
 dispatch! { fn unpack_u8_b<const B: usize>(row: &[u8], out: &mut [u8]) = unpack_u8_body; }
 dispatch! { fn pack_b<const B: usize>(codes: &[u8], row: &mut [u8]) = pack_body; }
 
@@ -93,6 +149,37 @@ pub(crate) fn unpack_f32(isa: Isa, bits: usize, row: &[u8], out: &mut [f32]) {
         3 => unpack_f32_b::<3>(isa, row, out),
         4 => unpack_f32_b::<4>(isa, row, out),
         _ => unpack_f32_b::<8>(isa, row, out),
+    }
+}
+
+/// Decodes one row of per-token groups: `step * code + min`, both operations rounded. `pairs` are (step, min).
+#[inline]
+pub(crate) fn decode_groups(
+    isa: Isa,
+    bits: usize,
+    row: &[u8],
+    group: usize,
+    pairs: &[(f32, f32)],
+    out: &mut [f32],
+) {
+    match bits {
+        1 => decode_groups_b::<1>(isa, row, group, pairs, out),
+        2 => decode_groups_b::<2>(isa, row, group, pairs, out),
+        3 => decode_groups_b::<3>(isa, row, group, pairs, out),
+        4 => decode_groups_b::<4>(isa, row, group, pairs, out),
+        _ => decode_groups_b::<8>(isa, row, group, pairs, out),
+    }
+}
+
+/// Decodes one row of per-channel groups: `step * code + min` with a pair a channel, both operations rounded.
+#[inline]
+pub(crate) fn decode_channels(isa: Isa, bits: usize, row: &[u8], step: &[f32], min: &[f32], out: &mut [f32]) {
+    match bits {
+        1 => decode_channels_b::<1>(isa, row, step, min, out),
+        2 => decode_channels_b::<2>(isa, row, step, min, out),
+        3 => decode_channels_b::<3>(isa, row, step, min, out),
+        4 => decode_channels_b::<4>(isa, row, step, min, out),
+        _ => decode_channels_b::<8>(isa, row, step, min, out),
     }
 }
 
@@ -152,6 +239,16 @@ mod tests {
                     unpack_u8(isa, bits, &row, &mut u);
                     assert_eq!(u, codes);
                     assert!(f.iter().zip(&codes).all(|(f, c)| *f == *c as f32));
+                    let step: Vec<f32> = (0..n).map(|i| 0.1 + i as f32).collect();
+                    let min: Vec<f32> = (0..n).map(|i| 0.3 - i as f32).collect();
+                    decode_channels(isa, bits, &row, &step, &min, &mut f);
+                    assert!((0..n).all(|i| f[i] == step[i] * codes[i] as f32 + min[i]), "{bits} {n} {isa:?}");
+                    for group in [2, 5, 8, 24, 32, n.max(2)] {
+                        let pairs: Vec<(f32, f32)> = step.iter().copied().zip(min.iter().copied()).collect();
+                        decode_groups(isa, bits, &row, group, &pairs[..n.div_ceil(group)], &mut f);
+                        let want = |i: usize| step[i / group] * codes[i] as f32 + min[i / group];
+                        assert!((0..n).all(|i| f[i] == want(i)), "{bits} {n} {group} {isa:?}");
+                    }
                 }
             }
         }

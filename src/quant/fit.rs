@@ -5,7 +5,13 @@
 //! becomes vector instructions. Terms of padding and of skipped elements are set to 0 before each tree sum.
 
 use crate::format::{Bits, Fit};
-use crate::quant::affine::{MAGIC, Pair, divisor, round_code};
+use crate::quant::affine::{LIMIT, MAGIC, Pair, Range, divisor, round_code};
+use crate::quant::half16;
+use half::f16;
+use std::array::from_fn;
+
+/// Groups that are fitted together.
+pub(crate) const BATCH: usize = 4;
 
 /// Half-ranges tried by the error-optimal fit, as parts of the group's own.
 const SHRINK: [f32; 9] = [1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6];
@@ -50,37 +56,55 @@ fn tree<const P: usize>(t: &mut [f32; P]) -> f32 {
     }
     fold::<16>(t);
     fold::<8>(t);
-    let a: [f32; 4] = std::array::from_fn(|i| t[i] + t[i + 4]);
+    let a: [f32; 4] = from_fn(|i| t[i] + t[i + 4]);
     (a[0] + a[2]) + (a[1] + a[3])
 }
 
-/// `a^c` for a > 0 and |c| < 1, from fixed polynomials: `exp2(c * log2 a)`. Relative error below 2e-5 for normal
-/// `a` (tested against f64); 0 and subnormal `a` count as about 2^-127.
+/// Chains of operations that are worked on in turn: each waits for its own results, so one alone leaves the machine
+/// idle.
+const CHAINS: usize = 4;
+
+/// `a^c` for a > 0 and |c| < 1, from fixed polynomials: `exp2(c * log2 a)`, for K numbers side by side. Relative error
+/// below 2e-5 for normal `a` (tested against f64); 0 and subnormal `a` count as about 2^-127.
 #[inline(always)]
-pub(crate) fn power(a: f32, c: f32) -> f32 {
+pub(crate) fn power<const K: usize>(a: [f32; K], c: f32) -> [f32; K] {
+    let step = |p: [f32; K], t: [f32; K], next: f32| -> [f32; K] { from_fn(|k| p[k] * t[k] + next) };
     // log2: mantissa in [sqrt(1/2), sqrt 2), |error| < 1.5e-5
-    let bits = a.to_bits();
-    let exponent = (bits.wrapping_sub(0x3f35_04f3) as i32) >> 23;
-    let t = f32::from_bits(bits.wrapping_sub((exponent as u32) << 23)) - 1.0;
-    let p = 0.252_660_36_f32;
-    let p = p * t + -0.394_575_5;
-    let p = p * t + 0.486_686_17;
-    let p = p * t + -0.720_241_8;
-    let p = p * t + 1.442_578;
-    let l = exponent as f32 + p * t;
+    let exponent: [i32; K] = from_fn(|k| (a[k].to_bits().wrapping_sub(0x3f35_04f3) as i32) >> 23);
+    let t: [f32; K] =
+        from_fn(|k| f32::from_bits(a[k].to_bits().wrapping_sub((exponent[k] as u32) << 23)) - 1.0);
+    let p = [0.252_660_36_f32; K];
+    let p = step(p, t, -0.394_575_5);
+    let p = step(p, t, 0.486_686_17);
+    let p = step(p, t, -0.720_241_8);
+    let p = step(p, t, 1.442_578);
+    let y: [f32; K] = from_fn(|k| c * (exponent[k] as f32 + p[k] * t[k]));
     // exp2: fraction in [-1/2, 1/2], relative error < 2.7e-6
-    let y = c * l;
-    let y = if y > -126.0 { y } else { -126.0 };
-    let y = if y < 126.0 { y } else { 126.0 };
-    let k = y + MAGIC;
-    let f = y - (k - MAGIC);
-    let p = 0.009_570_102_f32;
-    let p = p * f + 0.055_917_863;
-    let p = p * f + 0.240_247_44;
-    let p = p * f + 0.693_121_8;
-    let p = p * f + 0.999_999_3;
-    // The low 9 bits of k's mantissa are the exponent in two's complement.
-    f32::from_bits(p.to_bits().wrapping_add(k.to_bits() << 23))
+    let y: [f32; K] = from_fn(|k| if y[k] > -126.0 { y[k] } else { -126.0 });
+    let y: [f32; K] = from_fn(|k| if y[k] < 126.0 { y[k] } else { 126.0 });
+    let n: [f32; K] = from_fn(|k| y[k] + MAGIC);
+    let f: [f32; K] = from_fn(|k| y[k] - (n[k] - MAGIC));
+    let p = [0.009_570_102_f32; K];
+    let p = step(p, f, 0.055_917_863);
+    let p = step(p, f, 0.240_247_44);
+    let p = step(p, f, 0.693_121_8);
+    let p = step(p, f, 0.999_999_3);
+    // The low 9 bits of n's mantissa are the exponent in two's complement.
+    from_fn(|k| f32::from_bits(p[k].to_bits().wrapping_add(n[k].to_bits() << 23)))
+}
+
+/// A pair rounded half to even after clamping to what f16 holds, still as f32.
+#[inline(always)]
+fn nearest(step: f32, min: f32) -> (f32, f32) {
+    let step = if step < LIMIT { step } else { LIMIT };
+    let min = if min < LIMIT { min } else { LIMIT };
+    let min = if min > -LIMIT { min } else { -LIMIT };
+    (half16::round(step), half16::round(min))
+}
+
+#[inline(always)]
+fn pair((step, min): (f32, f32)) -> Pair {
+    Pair { step: f16::from_bits(half16::bits(step)), min: f16::from_bits(half16::bits(min)) }
 }
 
 /// `mean ± E|x - mean|`.
@@ -93,120 +117,207 @@ fn two_levels<const P: usize>(x: &[f32; P], live: Live) -> Pair {
         t[i] = (x[i] - mean).abs();
     }
     let spread = live.sum(&mut t) / n;
-    Pair::nearest(2.0 * spread, mean - spread)
+    pair(nearest(2.0 * spread, mean - spread))
 }
 
 /// The smallest squared error of nine ranges around one centre and two least-squares refits of each; first on
-/// ties. Every candidate is rounded, coded, and measured.
+/// ties, a range before its refits. Every candidate is rounded, coded, and measured.
 #[inline(always)]
-fn least_squares<const P: usize>(x: &[f32; P], live: Live, lo: f32, hi: f32, max: f32) -> Pair {
+fn least_squares<const P: usize>(x: &[f32; P], live: Live, r: Range, max: f32) -> Pair {
     let n = live.len as f32;
-    let (centre, half) = ((lo + hi) * 0.5, (hi - lo) * 0.5);
+    let (centre, half) = ((r.lo + r.hi) * 0.5, (r.hi - r.lo) * 0.5);
     // Sums are taken around the centre: the products would cancel for data far from 0.
-    let (mut q, mut t, mut u) = ([0f32; P], [0f32; P], [0f32; P]);
+    let (mut q, mut t, mut u, mut y) = ([0f32; P], [0f32; P], [0f32; P], [0f32; P]);
     for i in 0..P {
-        t[i] = x[i] - centre;
+        y[i] = x[i] - centre;
+        t[i] = y[i];
     }
     let mean = live.sum(&mut t) / n;
-    let mut best = (f32::INFINITY, Pair::default());
-    for shrink in SHRINK {
-        let mut pair = Pair::nearest(2.0 * half * shrink / max, centre - half * shrink);
-        for refits in 0..3 {
-            let (step, min) = pair.to_f32();
+    let mut candidates = [[(f32::INFINITY, (0f32, 0f32)); 3]; 9];
+    for (c, shrink) in candidates.iter_mut().zip(SHRINK) {
+        c[0].1 = nearest(2.0 * half * shrink / max, centre - half * shrink);
+    }
+    // The nine do not wait for each other, so one's refit hides behind the next one's codes.
+    for stage in 0..3 {
+        for c in &mut candidates {
+            // A refit that keeps its pair has the same error and cannot win.
+            if stage > 0 && c[stage].1 == c[stage - 1].1 {
+                if stage < 2 {
+                    c[stage + 1].1 = c[stage].1;
+                }
+                continue;
+            }
+            let (step, min) = c[stage].1;
             let div = divisor(step);
             for i in 0..P {
                 q[i] = round_code((x[i] - min) / div, max);
                 let e = x[i] - (step * q[i] + min);
                 t[i] = e * e;
             }
-            let error = live.sum(&mut t);
-            if error < best.0 {
-                best = (error, pair);
+            c[stage].0 = live.sum(&mut t);
+            if stage == 2 {
+                continue;
             }
             // Codes grow with x: all are equal if those of the extremes are. A refit then keeps the pair.
-            if refits == 2 || round_code((lo - min) / div, max) == round_code((hi - min) / div, max) {
-                break;
+            if round_code((r.lo - min) / div, max) == round_code((r.hi - min) / div, max) {
+                c[stage + 1].1 = c[stage].1;
+                continue;
             }
             for i in 0..P {
                 t[i] = q[i] * q[i];
-                u[i] = q[i] * (x[i] - centre);
+                u[i] = q[i] * y[i];
             }
             let (squares, products) = (live.sum(&mut t), live.sum(&mut u));
             let sum = live.sum(&mut q);
             let code_mean = sum / n;
             let variance = squares - code_mean * sum;
             let step = (products - sum * mean) / variance;
-            pair = Pair::nearest(step.max(0.0), centre + (mean - step * code_mean));
+            let step = if step > 0.0 { step } else { 0.0 };
+            c[stage + 1].1 = nearest(step, centre + (mean - step * code_mean));
         }
     }
-    best.1
+    let mut best = candidates[0][0];
+    for c in candidates.iter().flatten() {
+        if c.0 < best.0 {
+            best = *c;
+        }
+    }
+    pair(best.1)
 }
 
-/// Half-quadratic iterations for min; the step is the range's, rounded first.
+/// One group's half-quadratic iterations.
+#[derive(Clone, Copy)]
+struct Iteration {
+    live: Live,
+    /// The range's step, rounded to f16, and its reciprocal.
+    step: f32,
+    inverse: f32,
+    min: f32,
+    /// The smallest sum of errors so far.
+    best: f32,
+    running: bool,
+}
+
+impl Iteration {
+    #[inline(always)]
+    fn new(live: Live, r: Range, max: f32) -> Self {
+        let step = nearest((r.hi - r.lo) / max, 0.0).0;
+        // The smallest positive f16.
+        let tiny = f32::from_bits((127 - 24) << 23);
+        let step = if step > tiny { step } else { tiny };
+        Self { live, step, inverse: 1.0 / step, min: r.lo, best: f32::INFINITY, running: true }
+    }
+
+    /// One pass; returns whether another one follows. The min of the pass that ends is kept.
+    #[inline(always)]
+    fn pass<const P: usize>(&mut self, x: &[f32; P], max: f32, exponent: f32, weight: f32) -> bool {
+        let (mut error, mut shift) = ([0f32; P], [0f32; P]);
+        let (step, inverse, min) = (self.step, self.inverse, self.min);
+        let quarter = P / CHAINS;
+        for i in 0..quarter {
+            let x: [f32; CHAINS] = from_fn(|k| x[i + k * quarter]);
+            let code: [f32; CHAINS] = from_fn(|k| round_code((x[k] - min) * inverse, max));
+            let e: [f32; CHAINS] = from_fn(|k| x[k] - (step * code[k] + min));
+            let a: [f32; CHAINS] = from_fn(|k| e[k].abs());
+            // e - shrink(e), where shrink(e) = sign(e) * max(|e| - |e|^(p-1) / beta, 0)
+            let w = power(a, exponent);
+            for k in 0..CHAINS {
+                let w = w[k] * weight;
+                let w = if w < a[k] { w } else { a[k] };
+                error[i + k * quarter] = a[k];
+                shift[i + k * quarter] = f32::from_bits(w.to_bits() | (e[k].to_bits() & 0x8000_0000));
+            }
+        }
+        let total = self.live.sum(&mut error);
+        // mean(x - shrink(e) - step * code) = min + mean(e - shrink(e))
+        self.min += self.live.sum(&mut shift) / self.live.len as f32;
+        self.running = total < self.best;
+        self.best = total;
+        self.running
+    }
+}
+
+/// Half-quadratic iterations for min of several groups; each stops by itself. The step is the range's, rounded
+/// first.
 #[inline(always)]
 fn half_quadratic<const P: usize>(
-    x: &[f32; P],
-    live: Live,
-    lo: f32,
-    hi: f32,
+    x: &[[f32; P]; BATCH],
+    state: &mut [Option<Iteration>; BATCH],
     max: f32,
     (p, beta, iterations): (f32, f32, u32),
-) -> Pair {
-    let n = live.len as f32;
-    let step = Pair::nearest((hi - lo) / max, 0.0).step.max(f16_tiny());
-    let s = step.to_f32();
-    let (inverse, weight, exponent) = (1.0 / s, 1.0 / beta, p - 1.0);
-    let (mut error, mut shift) = ([0f32; P], [0f32; P]);
-    let (mut min, mut best) = (lo, f32::INFINITY);
+) {
+    let (weight, exponent) = (1.0 / beta, p - 1.0);
     for _ in 0..iterations {
-        for i in 0..P {
-            let code = round_code((x[i] - min) * inverse, max);
-            let e = x[i] - (s * code + min);
-            let a = e.abs();
-            // e - shrink(e), where shrink(e) = sign(e) * max(|e| - |e|^(p-1) / beta, 0)
-            let w = power(a, exponent) * weight;
-            let w = if w < a { w } else { a };
-            error[i] = a;
-            shift[i] = f32::from_bits(w.to_bits() | (e.to_bits() & 0x8000_0000));
+        let mut running = false;
+        for (x, s) in x.iter().zip(state.iter_mut()) {
+            if let Some(s) = s
+                && s.running
+            {
+                running |= s.pass(x, max, exponent, weight);
+            }
         }
-        let total = live.sum(&mut error);
-        // mean(x - shrink(e) - step * code) = min + mean(e - shrink(e))
-        min += live.sum(&mut shift) / n;
-        if total >= best {
+        if !running {
             break;
         }
-        best = total;
     }
-    Pair { step, ..Pair::nearest(0.0, min) }
-}
-
-/// The smallest positive f16.
-const fn f16_tiny() -> half::f16 {
-    half::f16::from_bits(1)
 }
 
 #[inline(always)]
-fn solve_padded<const P: usize>(x: &[f32], at: usize, lo: f32, hi: f32, bits: Bits, fit: &Fit) -> Pair {
-    // Padding holds a value of the group, so that it codes like one.
-    let mut buffer = [lo; P];
-    buffer[at..at + x.len()].copy_from_slice(x);
-    let live = Live { at, len: x.len() };
+fn solve_padded<const P: usize>(
+    x: &[f32],
+    group: usize,
+    skip: usize,
+    open: &[Option<Range>; BATCH],
+    bits: Bits,
+    fit: &Fit,
+    pairs: &mut [Pair],
+) {
     let max = bits.max_code() as f32;
-    match *fit {
-        Fit::Hqq { p, beta, iterations } => half_quadratic(&buffer, live, lo, hi, max, (p, beta, iterations)),
-        _ if bits == Bits::B1 => two_levels(&buffer, live),
-        _ => least_squares(&buffer, live, lo, hi, max),
+    let mut buffers = [[0f32; P]; BATCH];
+    let mut state = [None; BATCH];
+    for (i, x) in x.chunks(group).enumerate() {
+        let Some(range) = open[i] else { continue };
+        let skip = skip.min(x.len());
+        let live = Live { at: skip, len: x.len() - skip };
+        // Padding holds a value of the group, so that it codes like one.
+        let buffer = &mut buffers[i];
+        if live.len < P {
+            buffer.fill(range.lo);
+        }
+        buffer[skip..x.len()].copy_from_slice(&x[skip..]);
+        match fit {
+            Fit::Hqq { .. } => state[i] = Some(Iteration::new(live, range, max)),
+            _ if bits == Bits::B1 => pairs[i] = two_levels(buffer, live),
+            _ => pairs[i] = least_squares(buffer, live, range, max),
+        }
+    }
+    if let Fit::Hqq { p, beta, iterations } = *fit {
+        half_quadratic(&buffers, &mut state, max, (p, beta, iterations));
+        for (s, p) in state.iter().zip(pairs) {
+            if let Some(s) = s {
+                *p = pair((s.step, nearest(0.0, s.min).1));
+            }
+        }
     }
 }
 
-/// The pair of a group of finite, clamped, unequal elements `x` that starts `at` elements after the group does.
+/// The pairs of up to [`BATCH`] neighbouring groups: of those that are `open`, whose elements from `skip` on are
+/// finite, clamped and unequal.
 #[inline(always)]
-pub(crate) fn solve<const FMA: bool>(x: &[f32], at: usize, lo: f32, hi: f32, bits: Bits, fit: &Fit) -> Pair {
-    // More zeros in front of the same tree change nothing, so 32 is the least.
-    match at + x.len() {
-        0..=32 => solve_padded::<32>(x, at, lo, hi, bits, fit),
-        33..=64 => solve_padded::<64>(x, at, lo, hi, bits, fit),
-        65..=128 => solve_padded::<128>(x, at, lo, hi, bits, fit),
-        _ => solve_padded::<256>(x, at, lo, hi, bits, fit),
+pub(crate) fn solve<const FMA: bool>(
+    x: &[f32],
+    group: usize,
+    skip: usize,
+    open: &[Option<Range>; BATCH],
+    bits: Bits,
+    fit: &Fit,
+    pairs: &mut [Pair],
+) {
+    // More zeros behind the same tree change nothing, so 32 is the least.
+    match group.min(x.len()) {
+        0..=32 => solve_padded::<32>(x, group, skip, open, bits, fit, pairs),
+        33..=64 => solve_padded::<64>(x, group, skip, open, bits, fit, pairs),
+        65..=128 => solve_padded::<128>(x, group, skip, open, bits, fit, pairs),
+        _ => solve_padded::<256>(x, group, skip, open, bits, fit, pairs),
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::format::{Affine, Axis, Format, Fp8, Granularity};
 use crate::layout::{OperandLayout, TILE};
-use crate::quant::affine::{self, LIMIT, Pair, quantize_group};
+use crate::quant::affine::{LIMIT, Pair, quantize_groups};
 use crate::quant::{codes, columns, fp8, hadamard};
 use crate::simd::Isa;
 use half::{bf16, f16};
@@ -13,6 +13,9 @@ use std::ops::Range;
 
 /// The most channels of a head in a cache.
 pub(crate) const MAX_DIM: usize = 512;
+
+/// The most per-token groups of a head: a cache's groups have 16 channels (the smallest head) or more.
+const MAX_GROUPS: usize = MAX_DIM / 16;
 
 fn put_word(section: &mut [u8], index: usize, word: u32) {
     section[4 * index..4 * index + 4].copy_from_slice(&word.to_le_bytes());
@@ -65,10 +68,10 @@ fn encode_affine_row(
     let mut buffer = [0u8; MAX_DIM];
     let row_codes = &mut buffer[..at.dim];
     let groups = at.dim.div_ceil(a.group);
-    let mut clamped = 0;
-    for (j, (x, c)) in row.chunks_mut(a.group).zip(row_codes.chunks_mut(a.group)).enumerate() {
-        let (pair, n) = quantize_group(isa, x, 0, a.bits, &a.fit, c);
-        clamped += n;
+    let mut pairs = [Pair::default(); MAX_GROUPS];
+    let pairs = &mut pairs[..groups];
+    let clamped = quantize_groups(isa, row, a.group, 0, a.bits, &a.fit, row_codes, pairs);
+    for (j, pair) in pairs.iter().enumerate() {
         put_word(&mut page[at.pairs..], token * groups + j, pair.to_bits());
     }
     codes::pack_row(
@@ -282,15 +285,17 @@ fn decode_affine(
     let pairs = &page[at.pairs..at.pairs + at.pair_bytes];
     let groups = at.dim.div_ceil(a.group);
     let (mut step, mut min) = ([0f32; MAX_DIM], [0f32; MAX_DIM]);
+    let mut of_row = [(0f32, 0f32); MAX_GROUPS];
     let mut held = usize::MAX;
+    let bits = a.bits.get();
     for (t, out) in tokens.zip(out.chunks_exact_mut(at.dim)) {
-        codes::unpack_f32(isa, a.bits.get(), &page[at.codes + t * at.row_bytes..][..at.row_bytes], out);
+        let row = &page[at.codes + t * at.row_bytes..][..at.row_bytes];
         match a.axis {
             Axis::PerToken => {
-                for (j, out) in out.chunks_mut(a.group).enumerate() {
-                    let (step, min) = Pair::from_bits(word(pairs, t * groups + j)).to_f32();
-                    affine::decode_row(isa, out, step, min);
+                for (j, pair) in of_row[..groups].iter_mut().enumerate() {
+                    *pair = Pair::from_bits(word(pairs, t * groups + j)).to_f32();
                 }
+                codes::decode_groups(isa, bits, row, a.group, &of_row[..groups], out);
             }
             Axis::PerChannel => {
                 let g = t / a.group;
@@ -300,7 +305,7 @@ fn decode_affine(
                         (step[c], min[c]) = Pair::from_bits(word(pairs, g * at.dim + c)).to_f32();
                     }
                 }
-                columns::decode_row(isa, out, &step[..at.dim], &min[..at.dim]);
+                codes::decode_channels(isa, bits, row, &step[..at.dim], &min[..at.dim], out);
             }
         }
     }

@@ -341,12 +341,16 @@ fn rows(x: &TensorRef<'_>, format: &Affine, plan: &Plan, packed: &mut [u8], pair
                     if let Some(block) = format.rotate {
                         hadamard::rotate(isa, row, block);
                     }
-                    for ((x, c), p) in row.chunks_mut(plan.group).zip(codes.chunks_mut(plan.group)).zip(pairs)
-                    {
-                        let (pair, n) = affine::quantize_group(isa, x, 0, plan.bits, &format.fit, c);
-                        *p = pair;
-                        clamped += n;
-                    }
+                    clamped += affine::quantize_groups(
+                        isa,
+                        row,
+                        plan.group,
+                        0,
+                        plan.bits,
+                        &format.fit,
+                        codes,
+                        pairs,
+                    );
                     codes::pack_row(isa, plan.bits.get(), codes, packed);
                 }
                 clamped
@@ -497,15 +501,14 @@ pub fn dequantize(q: &Quantized, out: &mut TensorMut<'_>) -> Result<()> {
         Axis::PerToken => {
             let (groups, job) = (plan.groups(), rows_per_job(t * h));
             q.packed.par_chunks(job * bytes).enumerate().for_each_init(
-                || vec![0f32; d],
-                |row, (i, packed)| {
+                || (vec![0f32; d], vec![(0f32, 0f32); groups]),
+                |(row, pairs), (i, packed)| {
                     for (r, packed) in packed.chunks_exact(bytes).enumerate() {
                         let r = i * job + r;
-                        codes::unpack_f32(isa, bits, packed, row);
-                        for (j, x) in row.chunks_mut(plan.group).enumerate() {
-                            let (step, min) = q.pairs.get(r * groups + j);
-                            affine::decode_row(isa, x, step, min);
+                        for (j, pair) in pairs.iter_mut().enumerate() {
+                            *pair = q.pairs.get(r * groups + j);
                         }
+                        codes::decode_groups(isa, bits, packed, plan.group, pairs, row);
                         finish(row, r / h, r % h);
                     }
                 },
@@ -521,8 +524,8 @@ pub fn dequantize(q: &Quantized, out: &mut TensorMut<'_>) -> Result<()> {
                             (step[c], min[c]) = q.pairs.get((head * groups.len() + g) * d + c);
                         }
                         for t in *token..token + len {
-                            codes::unpack_f32(isa, bits, &q.packed[(t * h + head) * bytes..][..bytes], row);
-                            columns::decode_row(isa, row, step, min);
+                            let packed = &q.packed[(t * h + head) * bytes..][..bytes];
+                            codes::decode_channels(isa, bits, packed, step, min, row);
                             finish(row, t, head);
                         }
                     }
