@@ -690,12 +690,12 @@ fn attend_speed() {
     ];
     let group: usize = std::env::var("GROUP").map_or(4, |g| g.parse().unwrap());
     for (name, key, value) in all {
-        for len in [4096usize, 16384] {
+        for len in std::env::var("LEN").map_or(vec![4096usize, 16384], |l| vec![l.parse().unwrap()]) {
             let case = Case { kv_heads: 32 / group, group, ..Case::plain(key, value, 128, len) };
             let stored = store(&case);
             let mut workspace = Workspace::default();
             let mut best = f64::MAX;
-            for _ in 0..12 {
+            for _ in 0..std::env::var("RUNS").map_or(12, |r| r.parse().unwrap()) {
                 let t = Instant::now();
                 run_timed(&case, &stored, &mut workspace);
                 best = best.min(t.elapsed().as_secs_f64());
