@@ -9,7 +9,7 @@
 //! | 2 | 4 | 32 |
 //! | 1 | 8 | 64 |
 
-use super::lanes::{Lanes, Plain};
+use super::lanes::Lanes;
 use super::load::{self, with_kind};
 use crate::layout::TILE;
 use crate::simd::Isa;
@@ -231,6 +231,8 @@ fn weigh_block<const KIND: usize, const BYTES: usize, const ROWS: usize, const V
     }
     let mut acc = [[L::splat(0.0); VECTORS]; ROWS];
     let mut at = from * values.stride + c / 8 * BYTES;
+    // One index into several slices.
+    #[allow(clippy::needless_range_loop)]
     for t in 0..n {
         let row = values.bytes[at..at + VECTORS * BYTES].as_chunks::<BYTES>().0;
         let mut x = [L::splat(0.0); VECTORS];
@@ -437,4 +439,4 @@ levels! {
     pub(super) fn scale(x: &mut [f32], factor: f32) = scale_body;
 }
 
-const _: () = assert!(TILE % 8 == 0 && size_of::<Plain>() == 32);
+const _: () = assert!(TILE.is_multiple_of(8));

@@ -10,7 +10,7 @@ pub(super) const LOWEST: f32 = -87.0;
 /// Adding and taking away 1.5 * 2^23 rounds to an integer, which stays readable in the low bits.
 pub(super) const ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts: `n * LN2_HIGH` is exact.
-pub(super) const LN2_HIGH: f32 = 0.693_359_375;
+pub(super) const LN2_HIGH: f32 = 355.0 / 512.0;
 /// The rest of ln 2.
 pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Taylor series of exp, highest degree first.
