@@ -14,7 +14,8 @@ pub(super) const LN2_HIGH: f32 = 355.0 / 512.0;
 /// The rest of ln 2.
 pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Taylor series of exp, highest degree first.
-pub(super) const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+pub(super) const EXP_SERIES: [f32; 8] =
+    [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// `e^x` for x ≤ 0 (and up to 88) to about 1e-7 relative: `2^n * e^r` with `|r| ≤ ln 2 / 2` and the Taylor series of
 /// degree 7, whose remainder there is 5e-9. NaN stays NaN.
