@@ -7,7 +7,7 @@ use super::kernels::{dot, scale, weigh};
 use super::source::Source;
 use super::tile::{Page, Slices, as_rows, by_rows};
 use super::workspace::{Row, Scratch};
-use super::{Head, ROWS, SLAB, SLICE, load, softmax};
+use super::{Head, ROWS, SLAB, SLICE, softmax};
 use crate::config::AttendParams;
 use crate::layout::TILE;
 use crate::simd::Isa;
@@ -212,4 +212,4 @@ fn visible(
     (from, to.min(total))
 }
 
-const _: () = assert!(ROWS % 4 == 0 && TILE % SLICE == 0 && load::bytes_of_eight(load::F32) == 32);
+const _: () = assert!(ROWS.is_multiple_of(4) && TILE.is_multiple_of(SLICE));

@@ -9,7 +9,7 @@
 //! | 2 | 4 | 32 |
 //! | 1 | 8 | 64 |
 
-use super::lanes::{Lanes, Plain};
+use super::lanes::Lanes;
 use super::load::{self, with_kind};
 use crate::layout::TILE;
 use crate::simd::Isa;
@@ -87,7 +87,13 @@ fn dot_body<
     const SCALED: bool,
     L: Lanes,
 >(
-    keys: Strided<'_>, from: usize, to: usize, q: &[f32], dim: usize, scale: GroupSteps<'_>, scores: &mut [f32],
+    keys: Strided<'_>,
+    from: usize,
+    to: usize,
+    q: &[f32],
+    dim: usize,
+    scale: GroupSteps<'_>,
+    scores: &mut [f32],
 ) {
     let n = dim / 8;
     let mut rows_q: [&[[f32; 8]]; ROWS] = [&[]; ROWS];
@@ -150,8 +156,14 @@ levels! {
 /// Scores of tokens `from..to` for all `rows` of q (`[rows][dim]`): `scores[row][token] = sum(q * key)`, with the
 /// keys multiplied by `scale` where one is given (packed keys only).
 pub(super) fn dot(
-    isa: Isa, keys: Strided<'_>, (from, to): (usize, usize), q: &[f32], rows: usize, dim: usize,
-    scale: Option<GroupSteps<'_>>, scores: &mut [f32],
+    isa: Isa,
+    keys: Strided<'_>,
+    (from, to): (usize, usize),
+    q: &[f32],
+    rows: usize,
+    dim: usize,
+    scale: Option<GroupSteps<'_>>,
+    scores: &mut [f32],
 ) {
     let none = GroupSteps { steps: &[], groups: 0, vectors: 0 };
     let mut r = 0;
@@ -165,12 +177,20 @@ pub(super) fn dot(
                 _ => dot_k::<32, 32, 1, 8, false>(isa, k, from, to, q, dim, none, s),
             },
             (kind, None) => match n {
-                4 => with_kind!(kind, |K, B| dot_k::<K, B, 4, 2, false>(isa, k, from, to, q, dim, none, s); packed),
-                _ => with_kind!(kind, |K, B| dot_k::<K, B, 1, 8, false>(isa, k, from, to, q, dim, none, s); packed),
+                4 => {
+                    with_kind!(kind, |K, B| dot_k::<K, B, 4, 2, false>(isa, k, from, to, q, dim, none, s); packed)
+                }
+                _ => {
+                    with_kind!(kind, |K, B| dot_k::<K, B, 1, 8, false>(isa, k, from, to, q, dim, none, s); packed)
+                }
             },
             (kind, Some(g)) => match n {
-                4 => with_kind!(kind, |K, B| dot_k::<K, B, 4, 2, true>(isa, k, from, to, q, dim, g, s); affine),
-                _ => with_kind!(kind, |K, B| dot_k::<K, B, 1, 8, true>(isa, k, from, to, q, dim, g, s); affine),
+                4 => {
+                    with_kind!(kind, |K, B| dot_k::<K, B, 4, 2, true>(isa, k, from, to, q, dim, g, s); affine)
+                }
+                _ => {
+                    with_kind!(kind, |K, B| dot_k::<K, B, 1, 8, true>(isa, k, from, to, q, dim, g, s); affine)
+                }
             },
         }
         r += n;
@@ -193,7 +213,13 @@ pub(super) enum Epilogue<'a> {
 
 #[inline(always)]
 fn weigh_body<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize, L: Lanes>(
-    values: Strided<'_>, from: usize, to: usize, weights: &[f32], width: usize, end: Epilogue<'_>, out: &mut [f32],
+    values: Strided<'_>,
+    from: usize,
+    to: usize,
+    weights: &[f32],
+    width: usize,
+    end: Epilogue<'_>,
+    out: &mut [f32],
     out_stride: usize,
 ) {
     let n = to - from;
@@ -222,8 +248,15 @@ fn weigh_body<const KIND: usize, const BYTES: usize, const ROWS: usize, const VE
 #[inline(always)]
 #[allow(clippy::too_many_arguments)]
 fn weigh_block<const KIND: usize, const BYTES: usize, const ROWS: usize, const VECTORS: usize, L: Lanes>(
-    values: Strided<'_>, from: usize, n: usize, w: &[&[f32]; ROWS], c: usize, end: Epilogue<'_>,
-    total: &[f32; ROWS], out: &mut [f32], out_stride: usize,
+    values: Strided<'_>,
+    from: usize,
+    n: usize,
+    w: &[&[f32]; ROWS],
+    c: usize,
+    end: Epilogue<'_>,
+    total: &[f32; ROWS],
+    out: &mut [f32],
+    out_stride: usize,
 ) {
     let mut weights: [&[f32]; ROWS] = [&[]; ROWS];
     for r in 0..ROWS {
@@ -231,6 +264,8 @@ fn weigh_block<const KIND: usize, const BYTES: usize, const ROWS: usize, const V
     }
     let mut acc = [[L::splat(0.0); VECTORS]; ROWS];
     let mut at = from * values.stride + c / 8 * BYTES;
+    // One index into several slices.
+    #[allow(clippy::needless_range_loop)]
     for t in 0..n {
         let row = values.bytes[at..at + VECTORS * BYTES].as_chunks::<BYTES>().0;
         let mut x = [L::splat(0.0); VECTORS];
@@ -271,22 +306,38 @@ levels! {
 /// `out[row][channel] += sum over tokens from..to of weights[row][token] * value[token][channel]` for `width`
 /// channels (a multiple of 16) and 1, 2 or 4 rows.
 pub(super) fn weigh(
-    isa: Isa, values: Strided<'_>, (from, to): (usize, usize), weights: &[f32], rows: usize, width: usize,
-    end: Epilogue<'_>, out: &mut [f32], out_stride: usize,
+    isa: Isa,
+    values: Strided<'_>,
+    (from, to): (usize, usize),
+    weights: &[f32],
+    rows: usize,
+    width: usize,
+    end: Epilogue<'_>,
+    out: &mut [f32],
+    out_stride: usize,
 ) {
     let (v, w, d, o, s) = (values, weights, width, out, out_stride);
     match (v.kind, rows) {
         (load::F32, 4) => weigh_k::<32, 32, 4, 2>(isa, v, from, to, w, d, end, o, s),
         (load::F32, 2) => weigh_k::<32, 32, 2, 4>(isa, v, from, to, w, d, end, o, s),
         (load::F32, _) => weigh_k::<32, 32, 1, 8>(isa, v, from, to, w, d, end, o, s),
-        (kind, 4) => with_kind!(kind, |K, B| weigh_k::<K, B, 4, 2>(isa, v, from, to, w, d, end, o, s); packed),
-        (kind, _) => with_kind!(kind, |K, B| weigh_k::<K, B, 1, 8>(isa, v, from, to, w, d, end, o, s); packed),
+        (kind, 4) => {
+            with_kind!(kind, |K, B| weigh_k::<K, B, 4, 2>(isa, v, from, to, w, d, end, o, s); packed)
+        }
+        (kind, _) => {
+            with_kind!(kind, |K, B| weigh_k::<K, B, 1, 8>(isa, v, from, to, w, d, end, o, s); packed)
+        }
     }
 }
 
 #[inline(always)]
 fn expand_body<const KIND: usize, const BYTES: usize, L: Lanes>(
-    bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize, out: &mut [f32],
+    bytes: &[u8],
+    at: &[usize],
+    width: usize,
+    scale: Option<GroupSteps<'_>>,
+    first: usize,
+    out: &mut [f32],
 ) {
     let n = width / 8;
     for (t, (at, o)) in at.iter().zip(out.chunks_exact_mut(width)).enumerate() {
@@ -314,7 +365,13 @@ levels! {
 /// Unpacks `width` elements (a multiple of 8) at each of the byte offsets `at` into `out[row][width]`. `scale` applies
 /// to the rows as those of tokens `first` on.
 pub(super) fn expand(
-    isa: Isa, kind: usize, bytes: &[u8], at: &[usize], width: usize, scale: Option<GroupSteps<'_>>, first: usize,
+    isa: Isa,
+    kind: usize,
+    bytes: &[u8],
+    at: &[usize],
+    width: usize,
+    scale: Option<GroupSteps<'_>>,
+    first: usize,
     out: &mut [f32],
 ) {
     with_kind!(kind, |K, B| expand_k::<K, B>(isa, bytes, at, width, scale, first, out); all)
@@ -357,9 +414,7 @@ fn total_body<L: Lanes>(x: &[f32]) -> f32 {
     for c in chunks {
         acc = acc.add(L::load(c));
     }
-    let mut last = [0f32; 8];
-    last[..rest.len()].copy_from_slice(rest);
-    acc.add(L::load(&last)).sum()
+    rest.iter().fold(acc.sum(), |sum, x| sum + x)
 }
 levels! {
     /// Sum of a slice.
@@ -373,10 +428,7 @@ fn inner_body<L: Lanes>(x: &[f32], y: &[f32]) -> f32 {
     for (x, y) in x.iter().zip(y) {
         acc = L::load(x).fma(L::load(y), acc);
     }
-    let (mut a, mut b) = ([0f32; 8], [0f32; 8]);
-    a[..xr.len()].copy_from_slice(xr);
-    b[..yr.len()].copy_from_slice(yr);
-    L::load(&a).fma(L::load(&b), acc).sum()
+    xr.iter().zip(yr).fold(acc.sum(), |sum, (x, y)| sum + x * y)
 }
 levels! {
     /// Inner product of two slices of one length.
@@ -437,4 +489,4 @@ levels! {
     pub(super) fn scale(x: &mut [f32], factor: f32) = scale_body;
 }
 
-const _: () = assert!(TILE % 8 == 0 && size_of::<Plain>() == 32);
+const _: () = assert!(TILE.is_multiple_of(8));

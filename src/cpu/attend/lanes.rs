@@ -24,7 +24,7 @@ pub(super) trait Lanes: Copy {
     /// Lanes as tokens from `at` on: those outside `from..to` become -inf. Also the bits of those inside that were not
     /// -inf.
     fn mask(self, at: usize, from: usize, to: usize) -> (Self, u64);
-    /// Eight elements of a row of a kind (`load.rs`).
+    /// Eight elements of a row of a kind, divided by its [`load::factor`].
     fn codes<const KIND: usize, const BYTES: usize>(b: &[u8; BYTES]) -> Self;
     /// Eight pairs: steps and mins.
     fn pairs(b: &[u8; 32]) -> (Self, Self);
@@ -190,14 +190,13 @@ mod avx2 {
             _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32((1 << N) - 1)))
         }
 
-        /// The exponent and mantissa bits in the places of f16 make 2^-8 of the value, subnormals included.
+        /// Sign, exponent and mantissa bits in the places of f16 make 2^-8 of the value, subnormals included.
         fn e4m3(b: [u8; 8]) -> __m256 {
-            let x = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(i64::from_le_bytes(b)));
-            let magnitude = _mm_and_si128(x, _mm_set1_epi16(0x7f));
-            let nan = _mm_srli_epi16::<1>(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)));
-            let sign = _mm_slli_epi16::<8>(_mm_andnot_si128(_mm_set1_epi16(0x7f), x));
-            let half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16::<7>(magnitude));
-            _mm256_mul_ps(_mm256_cvtph_ps(half), _mm256_set1_ps(256.0))
+            let x = _mm_cvtsi64_si128(i64::from_le_bytes(b));
+            let nan = _mm_cmpeq_epi8(_mm_or_si128(x, _mm_set1_epi8(-128)), _mm_set1_epi8(-1));
+            let high = _mm_srai_epi16::<1>(_mm_unpacklo_epi8(_mm_setzero_si128(), x));
+            let half = _mm_and_si128(high, _mm_set1_epi16(0xbfffu16 as i16));
+            _mm256_cvtph_ps(_mm_or_si128(half, _mm_unpacklo_epi8(nan, nan)))
         }
 
         /// The upper byte of an f16.

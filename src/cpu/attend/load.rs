@@ -46,15 +46,23 @@ macro_rules! with_kind {
 }
 pub(super) use with_kind;
 
-/// Eight elements of a row.
+/// What kernels leave out when they unpack a kind; it is folded into q, a score or a weight. E4M3 bits that are moved
+/// into f16 make 2^-8 of the value.
+pub(super) const fn factor(kind: usize) -> f32 {
+    if kind == E4M3 { 256.0 } else { 1.0 }
+}
+
+/// Eight elements of a row, divided by the factor of the kind.
 #[inline(always)]
 pub(super) fn load8<const KIND: usize, const BYTES: usize>(b: &[u8; BYTES]) -> [f32; 8] {
     let word = |i: usize| u16::from_le_bytes([b[2 * i], b[2 * i + 1]]);
     match KIND {
-        F32 => std::array::from_fn(|i| f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]])),
+        F32 => {
+            std::array::from_fn(|i| f32::from_le_bytes([b[4 * i], b[4 * i + 1], b[4 * i + 2], b[4 * i + 3]]))
+        }
         BF16 => std::array::from_fn(|i| f32::from_bits((word(i) as u32) << 16)),
         F16 => std::array::from_fn(|i| half(word(i))),
-        E4M3 => std::array::from_fn(|i| e4m3(b[i])),
+        E4M3 => std::array::from_fn(|i| e4m3(b[i]) / factor(E4M3)),
         E5M2 => std::array::from_fn(|i| e5m2(b[i])),
         8 => std::array::from_fn(|i| b[i] as i32 as f32),
         _ => {

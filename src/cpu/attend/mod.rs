@@ -174,7 +174,7 @@ pub(crate) fn attend<'h>(
     let sequences = batch.sequences();
     let cut = |s: usize| Cut::new(batch.rows(s).len(), group, head_of(s, 0).total());
 
-    let longest = (0..sequences).map(|s| cut(s)).filter(|c| c.chunks > 1).map(|c| c.total).max();
+    let longest = (0..sequences).map(cut).filter(|c| c.chunks > 1).map(|c| c.total).max();
     workspace.reserve(Needs { sequences, tokens: longest.unwrap_or(0), query_heads, key_dim, value_dim });
     let Workspace { partials, starts, scratch, .. } = workspace;
     let state = value_dim + 2;
@@ -185,8 +185,7 @@ pub(crate) fn attend<'h>(
     }
     let starts = &starts[..sequences + 1];
 
-    let (out, mut lse) = (Output::new(out), lse);
-    let lse = lse.as_deref_mut().map(Shared::new);
+    let (out, lse) = (Output::new(out), lse.map(Shared::new));
     let partials = Shared::new(partials);
     pad(batch, rows, query_heads, value_dim, &out, lse.as_ref(), scratch);
     let finish = Finish { out: &out, lse: lse.as_ref(), query_heads, sink_logits: params.sink_logits };

@@ -10,11 +10,12 @@ pub(super) const LOWEST: f32 = -87.0;
 /// Adding and taking away 1.5 * 2^23 rounds to an integer, which stays readable in the low bits.
 pub(super) const ROUND: f32 = 12_582_912.0;
 /// ln 2 in two parts: `n * LN2_HIGH` is exact.
-pub(super) const LN2_HIGH: f32 = 0.693_359_375;
+pub(super) const LN2_HIGH: f32 = 355.0 / 512.0;
 /// The rest of ln 2.
 pub(super) const LN2_LOW: f32 = -2.121_944_4e-4;
 /// Taylor series of exp, highest degree first.
-pub(super) const EXP_SERIES: [f32; 8] = [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
+pub(super) const EXP_SERIES: [f32; 8] =
+    [1.0 / 5040.0, 1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0];
 
 /// `e^x` for x ≤ 0 (and up to 88) to about 1e-7 relative: `2^n * e^r` with `|r| ≤ ln 2 / 2` and the Taylor series of
 /// degree 7, whose remainder there is 5e-9. NaN stays NaN.

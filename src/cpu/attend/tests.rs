@@ -230,7 +230,7 @@ fn rotate(x: &mut [f64], block: usize) {
     for b in x.chunks_exact_mut(block) {
         let old = b.to_vec();
         for (i, o) in b.iter_mut().enumerate() {
-            let sign = |j: usize| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 };
+            let sign = |j: usize| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
             *o = old.iter().enumerate().map(|(j, x)| sign(j) * x).sum::<f64>() / (block as f64).sqrt();
         }
     }
@@ -689,13 +689,14 @@ fn attend_speed() {
         ("e5m2", Fp8::e5m2(Granularity::Tensor).into(), Fp8::e5m2(Granularity::Tensor).into()),
     ];
     let group: usize = std::env::var("GROUP").map_or(4, |g| g.parse().unwrap());
-    for (name, key, value) in all {
-        for len in [4096usize, 16384] {
+    let only = std::env::var("ONLY").ok();
+    for (name, key, value) in all.into_iter().filter(|x| only.as_ref().is_none_or(|o| o == x.0)) {
+        for len in std::env::var("LEN").map_or(vec![4096usize, 16384], |l| vec![l.parse().unwrap()]) {
             let case = Case { kv_heads: 32 / group, group, ..Case::plain(key, value, 128, len) };
             let stored = store(&case);
             let mut workspace = Workspace::default();
             let mut best = f64::MAX;
-            for _ in 0..12 {
+            for _ in 0..std::env::var("RUNS").map_or(12, |r| r.parse().unwrap()) {
                 let t = Instant::now();
                 run_timed(&case, &stored, &mut workspace);
                 best = best.min(t.elapsed().as_secs_f64());

@@ -101,7 +101,7 @@ impl<'a> Page<'a> {
                 }
             }
             Format::Fp8(f) if f.granularity != Granularity::TokenHead => {
-                super::kernels::scale(self.isa, paged, self.head.scales.0);
+                super::kernels::scale(self.isa, paged, self.head.scales.0 * fp8_factor(f.kind));
             }
             _ => {}
         }
@@ -128,9 +128,10 @@ impl<'a> Page<'a> {
             Format::Fp8(f) if f.granularity == Granularity::TokenHead => {
                 let Scratch { paged, scores, slice, by_group, .. } = scratch;
                 self.dots(codes, range, paged, None, slice, scores);
-                token_scales(pair_bytes, by_group);
+                token_scales(pair_bytes, f.kind, by_group);
+                let scales = &by_group.as_chunks::<TILE>().0[0];
                 for row in scores.as_chunks_mut::<TILE>().0[..self.rows].iter_mut() {
-                    row.iter_mut().zip(by_group.iter()).for_each(|(s, f)| *s *= f);
+                    affine(self.isa, row, scales, &[0.0; TILE], 0.0);
                 }
             }
             _ => {
@@ -240,9 +241,9 @@ impl<'a> Page<'a> {
             Format::Fp8(f) => {
                 let Scratch { scores, slice, rows, out, weights, by_group, .. } = scratch;
                 if f.granularity == Granularity::TokenHead {
-                    token_scales(pair_bytes, by_group);
+                    token_scales(pair_bytes, f.kind, by_group);
                 } else {
-                    by_group[..TILE].fill(self.head.scales.1);
+                    by_group[..TILE].fill(self.head.scales.1 * fp8_factor(f.kind));
                 }
                 for (w, p) in weights.chunks_exact_mut(TILE).zip(scores.chunks_exact(TILE)).take(self.rows) {
                     multiply(self.isa, p, &by_group[..TILE], w);
@@ -269,20 +270,21 @@ impl<'a> Page<'a> {
         let groups = dim.div_ceil(a.group);
         let n = groups * TILE;
         pairs(self.isa, pair_bytes, &mut step[..n], &mut min[..n]);
-        if groups > 1 {
-            to_group_order(&step[..n], groups, by_group);
-            step[..n].copy_from_slice(&by_group[..n]);
-            to_group_order(&min[..n], groups, by_group);
-            min[..n].copy_from_slice(&by_group[..n]);
-        }
+        // Both by group; the buffers of what was decoded are free for it one after the other.
+        to_group_order(&step[..n], groups, by_group);
+        to_group_order(&min[..n], groups, step);
+        let (step, min) = (&by_group[..n], &step[..n]);
         for g in 0..groups {
             let (c, end) = (g * a.group, ((g + 1) * a.group).min(dim));
             let (step, min) = (&step[g * TILE..][..TILE], &min[g * TILE..][..TILE]);
             for (r, row) in rows[..self.rows].iter().enumerate() {
                 let p = &scores[r * TILE..][..TILE];
-                multiply(self.isa, p, step, &mut weights[r * TILE..][..TILE]);
-                let mut zero = 0.0;
-                runs(row.live, |(from, to)| zero += inner(self.isa, &p[from..to], &min[from..to]));
+                let w = &mut weights[r * TILE..][..TILE];
+                let mut zero = fold(self.isa, p, step, min, w);
+                if row.live != u64::MAX {
+                    zero = 0.0;
+                    runs(row.live, |(from, to)| zero += inner(self.isa, &p[from..to], &min[from..to]));
+                }
                 add_to_all(self.isa, &mut out[r * dim + c..r * dim + end], zero);
             }
             self.sums(codes, range, (c, end), weights, rows, Epilogue::Add, slice, out);
@@ -352,10 +354,15 @@ fn codes<'a>(page: &'a [u8], layout: &OperandLayout, format: &Format) -> Strided
     Strided { bytes: &page[layout.codes..], stride: layout.row_bytes, kind }
 }
 
-/// The f32 scale of each token.
-fn token_scales(bytes: &[u8], out: &mut [f32]) {
+/// What kernels leave out when they unpack FP8.
+fn fp8_factor(kind: Fp8Kind) -> f32 {
+    load::factor(if kind == Fp8Kind::E4M3 { load::E4M3 } else { load::E5M2 })
+}
+
+/// The f32 scale of each token, times what kernels leave out.
+fn token_scales(bytes: &[u8], kind: Fp8Kind, out: &mut [f32]) {
     for (b, o) in bytes.as_chunks::<4>().0.iter().zip(&mut out[..TILE]) {
-        *o = f32::from_le_bytes(*b);
+        *o = f32::from_le_bytes(*b) * fp8_factor(kind);
     }
 }
 
@@ -364,6 +371,7 @@ fn to_group_order(x: &[f32], groups: usize, out: &mut [f32]) {
     match groups {
         2 => to_group_order_of::<2>(x, out),
         4 => to_group_order_of::<4>(x, out),
+        1 => out[..TILE].copy_from_slice(x),
         _ => {
             for (t, token) in x.chunks_exact(groups).enumerate() {
                 token.iter().enumerate().for_each(|(g, x)| out[g * TILE + t] = *x);
