@@ -1,6 +1,7 @@
 //! `cargo xtask demo`: what each width costs and saves, on a real model.
 
 use crate::memory::{self, Filler, LENGTHS};
+use crate::model as file;
 use crate::progress::Progress;
 use crate::quality;
 use crate::report::{Report, Row, between_markers};
@@ -8,7 +9,7 @@ use crate::schemes::{Scheme, bits_per_element, half_bytes};
 use crate::table::Table;
 use crate::table::{nats, perplexity};
 use crate::windows::Windows;
-use crate::{capacity, model, peers, texts};
+use crate::{capacity, peers, texts};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use qkv_candle::Cache;
@@ -82,19 +83,19 @@ struct Opened {
 }
 
 fn open(given: Option<&Path>) -> Result<Opened> {
-    let path = model::obtain(given)?;
+    let path = file::obtain(given)?;
     let gguf = Gguf::open(&path)?;
-    let sha256 = model::sha256(&path)?;
-    let standard = sha256 == model::SHA256;
+    let sha256 = file::sha256(&path)?;
+    let standard = sha256 == file::SHA256;
     Ok(Opened { tokenizer: LlamaTokenizer::new(&gguf)?, sha256, standard, path })
 }
 
 impl Opened {
-    fn load(&self, weights: Weights) -> Result<Llama> {
+    fn load(&self) -> Result<Llama> {
         let mut gguf = Gguf::open(&self.path)?;
         let progress = Progress::new("loading the model", gguf.config()?.layers);
-        let model = Llama::load(&mut gguf, weights, |done, _| progress.set(done))?;
-        progress.done(if weights == Weights::F32 { "weights in f32" } else { "weights as in the file" });
+        let model = Llama::load(&mut gguf, Weights::F32, |done, _| progress.set(done))?;
+        progress.done("weights in f32");
         Ok(model)
     }
 
@@ -104,7 +105,7 @@ impl Opened {
             Some(path) => Windows::of_text(path, &self.tokenizer, n),
             None if self.standard => Windows::standard(n),
             // Token ids belong to one vocabulary; another model gets the text itself.
-            None => Windows::of_text(&model::root().join("crates/xtask/data/text.txt"), &self.tokenizer, n),
+            None => Windows::of_text(&file::root().join("crates/xtask/data/text.txt"), &self.tokenizer, n),
         }
     }
 }
@@ -124,18 +125,19 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         bail!("--tokens 0: expected at least 1");
     }
 
-    let fast = opened.load(Weights::Quantized)?;
-    let head_dim = fast.config().key_dim;
+    // f32 weights for everything: what is generated and timed is what quality is measured on.
+    let model = opened.load()?;
+    let head_dim = model.config().key_dim;
     let demo = Scheme::demo(head_dim);
-    let texts = texts::texts(&fast, tokenizer, &prompt, args.tokens, &demo)?;
+    let texts = texts::texts(&model, tokenizer, &prompt, args.tokens, &demo)?;
     print_texts(&texts, &args.prompt);
 
     let progress = Progress::new("bytes and times", demo.len());
-    let filler = Filler::new(&fast)?;
+    let filler = Filler::new(&model)?;
     let mut memories = Vec::new();
     for scheme in &demo {
         progress.say(&scheme.name);
-        memories.push(memory::measure(&fast, scheme, &filler)?);
+        memories.push(memory::measure(&model, scheme, &filler)?);
         progress.step();
     }
     progress.done("caches filled to 32,768 tokens");
@@ -146,24 +148,21 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     }
     schemes.push(Scheme::fp8_tensor());
     let bytes_2k =
-        schemes.iter().map(|s| bytes_at(&fast, s, &filler, LENGTHS[0])).collect::<Result<Vec<_>>>()?;
-    drop(fast);
-
-    let exact = opened.load(Weights::F32)?;
-    let measured = quality::measure(&exact, &windows, &schemes)?;
+        schemes.iter().map(|s| bytes_at(&model, s, &filler, LENGTHS[0])).collect::<Result<Vec<_>>>()?;
+    let measured = quality::measure(&model, &windows, &schemes)?;
     let checks = if windows.standard && opened.standard {
         quality::check(&measured, args.windows, &schemes)?
     } else {
         vec!["the known figures are for the standard model and text only".to_string()]
     };
-    let half = half_bytes(&exact.cache_config(1), 1);
+    let half = half_bytes(&model.cache_config(1), 1);
     let rows = schemes
         .into_iter()
         .zip(measured.schemes)
         .zip(bytes_2k)
         .enumerate()
         .map(|(i, ((scheme, quality), bytes))| {
-            let config = scheme.config(exact.cache_config(LENGTHS[0]), None)?;
+            let config = scheme.config(model.cache_config(LENGTHS[0]), None)?;
             Ok(Row {
                 bits: bits_per_element(&config)?,
                 bits_2k: bytes as f64 * 16.0 / (half * LENGTHS[0]) as f64,
@@ -222,12 +221,12 @@ fn print_texts((exact, windowed, direct): &(texts::Text, Vec<texts::Text>, Vec<t
 fn write(report: &Report, args: &DemoArgs) -> Result<()> {
     let markdown = report.markdown();
     let chart = report.chart().context("no scheme has a KL divergence to draw")?;
-    let dir = model::target().join("demo");
+    let dir = file::target().join("demo");
     std::fs::create_dir_all(&dir)?;
     std::fs::write(dir.join("demo.md"), format!("{markdown}\n![bytes against KL](quality.svg)\n"))?;
     std::fs::write(dir.join("quality.svg"), &chart)?;
     if args.readme {
-        let root = model::root();
+        let root = file::root();
         std::fs::create_dir_all(root.join("docs"))?;
         std::fs::write(root.join("docs/quality.svg"), &chart)?;
         let text = format!("![bytes against KL divergence](docs/quality.svg)\n\n{markdown}");
@@ -250,7 +249,7 @@ fn write(report: &Report, args: &DemoArgs) -> Result<()> {
 pub fn run_quality(args: &QualityArgs) -> Result<()> {
     let opened = open(args.model.as_deref())?;
     let windows = opened.windows(args.windows, args.text.as_deref())?;
-    let model = opened.load(Weights::F32)?;
+    let model = opened.load()?;
     let head_dim = model.config().key_dim;
     let schemes = args.schemes.iter().map(|s| Scheme::parse(s, head_dim)).collect::<Result<Vec<_>>>()?;
     // A scheme that does not fit is refused before anything long starts.

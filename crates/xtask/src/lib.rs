@@ -3,8 +3,9 @@
 //! * [`model`] fetches the model, [`texts`] generates, [`memory`] measures bytes and times, [`quality`] what a scheme
 //!   costs in quality; [`demo`] puts them into one [`report`].
 //! * [`metrics`], [`schemes`], [`windows`], [`peers`], [`capacity`], [`table`], [`chart`] and [`progress`] are their parts.
-//! * [`checks`] runs every check there is.
+//! * [`checks`] runs every check there is; [`bench_peers`] times other projects beside this one.
 
+pub mod bench_peers;
 pub mod capacity;
 pub mod chart;
 pub mod checks;

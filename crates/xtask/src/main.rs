@@ -1,7 +1,7 @@
 //! Project commands: `cargo xtask <command>`.
 
 use clap::{Parser, Subcommand};
-use xtask::{checks, demo};
+use xtask::{bench_peers, checks, demo};
 
 /// Project commands.
 #[derive(Debug, Parser)]
@@ -17,6 +17,8 @@ enum Command {
     Demo(demo::DemoArgs),
     /// Measures the quality of schemes, for choosing formats.
     Quality(demo::QualityArgs),
+    /// Times optimum-quanto, HQQ and llama.cpp beside qkv (installs them under target/ first).
+    BenchPeers(bench_peers::BenchArgs),
     /// Runs every check there is.
     Test(checks::TestArgs),
 }
@@ -25,6 +27,7 @@ fn main() -> anyhow::Result<()> {
     match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Quality(args) => demo::run_quality(&args),
+        Command::BenchPeers(args) => bench_peers::run(&args),
         Command::Test(args) => checks::run(&args),
     }
 }

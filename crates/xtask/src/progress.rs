@@ -26,7 +26,11 @@ impl Progress {
 
     /// Says what is being done now.
     pub fn say(&self, what: impl Into<String>) {
-        self.bar.set_message(what.into());
+        let what = what.into();
+        if !std::io::stderr().is_terminal() {
+            eprintln!("{}: {what}", self.name);
+        }
+        self.bar.set_message(what);
     }
 
     /// One step is done.
@@ -37,15 +41,6 @@ impl Progress {
     /// `done` steps are done.
     pub fn set(&self, done: usize) {
         self.bar.set_position(done as u64);
-    }
-
-    /// Prints a line above the bar.
-    pub fn line(&self, text: &str) {
-        if std::io::stderr().is_terminal() {
-            self.bar.println(text);
-        } else {
-            eprintln!("{text}");
-        }
     }
 
     /// Ends the part; the line that stays says how long it took.

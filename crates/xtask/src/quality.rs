@@ -13,6 +13,7 @@ use crate::progress::Progress;
 use crate::schemes::Scheme;
 use crate::windows::{PREFIX, SCORED, STEP, Windows};
 use anyhow::{Result, bail};
+use candle_core::Tensor;
 use qkv_candle::Cache;
 use qkv_candle::llama::{Attention, Exact, Llama};
 use rayon::prelude::*;
@@ -111,6 +112,38 @@ pub fn loaded_cache(model: &Llama, scheme: &Scheme, prefix: &Exact) -> Result<Ca
     Ok(cache)
 }
 
+/// Plain f32 tensors under the library's own attention: what is left of a scheme when nothing is quantized.
+struct Plain(Exact);
+
+impl Attention for Plain {
+    fn position(&self) -> candle_core::Result<usize> {
+        self.0.position()
+    }
+
+    fn attend(&mut self, layer: usize, q: &Tensor, k: &Tensor, v: &Tensor) -> candle_core::Result<Tensor> {
+        self.0.append(layer, k, v)?;
+        let Some((k, v)) = self.0.layer(layer) else { candle_core::bail!("layer {layer} holds nothing") };
+        let (_, heads, n, _) = q.dims4()?;
+        let (_, _, _, dim) = v.dims4()?;
+        let mut out = vec![0f32; heads * n * dim];
+        let data = |x: &Tensor| x.flatten_all()?.to_vec1::<f32>();
+        let (qd, kd, vd) = (data(q)?, data(k)?, data(v)?);
+        let done = (|| {
+            qkv::attention(
+                &qkv::TensorRef::bhtd(&qd, q.dims4().map_or([0; 4], <[usize; 4]>::from))?,
+                &qkv::TensorRef::bhtd(&kd, k.dims4().map_or([0; 4], <[usize; 4]>::from))?,
+                &qkv::TensorRef::bhtd(&vd, v.dims4().map_or([0; 4], <[usize; 4]>::from))?,
+                &qkv::AttendParams::new(),
+                None,
+                &mut qkv::TensorMut::bhtd(&mut out[..], [1, heads, n, dim])?,
+                None,
+            )
+        })();
+        done.map_err(candle_core::Error::wrap)?;
+        Tensor::from_vec(out, (1, heads, n, dim), q.device())
+    }
+}
+
 /// Everything measured on some windows.
 #[derive(Debug)]
 pub struct Measured {
@@ -137,7 +170,7 @@ pub fn measure(model: &Llama, windows: &Windows, schemes: &[Scheme]) -> Result<M
         let reference = Reference::new(model, ids)?;
         exact = exact.plus(reference.own_score());
         if i == 0 {
-            plain_kl = reference.score(model, &mut reference.prefix().clone())?.mean_kl();
+            plain_kl = reference.score(model, &mut Plain(reference.prefix().clone()))?.mean_kl();
         }
         progress.step();
         for (scheme, result) in schemes.iter().zip(&mut results) {

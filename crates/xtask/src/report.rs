@@ -133,7 +133,7 @@ impl Report {
             "{} windows of {}: 512 tokens exact, then 512 through the cache; exact perplexity {:.2}. `bits`: codes and \
              pairs of an element, as the other projects count; `bits at 2k`: from `bytes_used` at 2,048 tokens, window \
              and sinks included. `saved`: against plain f16 tensors. Peak: cache and scratch of a step at {} tokens; \
-             times there, on {} cores, weights in 4 bits.\n\n{}",
+             times there, on {} cores, weights in f32.\n\n{}",
             self.windows,
             self.source,
             s.perplexity(),

@@ -42,6 +42,21 @@ impl Exact {
         self.layers.get(layer)?.as_ref()
     }
 
+    /// Appends keys and values, `[1, kv heads, tokens, dim]`, to a layer.
+    ///
+    /// # Errors
+    /// If there is no such layer or the shapes differ.
+    pub fn append(&mut self, layer: usize, k: &Tensor, v: &Tensor) -> Result<()> {
+        let Some(slot) = self.layers.get_mut(layer) else {
+            candle_core::bail!("layer {layer} is out of range")
+        };
+        *slot = Some(match slot.take() {
+            Some((k0, v0)) => (Tensor::cat(&[&k0, k], 2)?, Tensor::cat(&[&v0, v], 2)?),
+            None => (k.contiguous()?, v.contiguous()?),
+        });
+        Ok(())
+    }
+
     /// The first `tokens` tokens only, sharing memory with this one.
     pub fn prefix(&self, tokens: usize) -> Result<Self> {
         let cut = |x: &Tensor| x.narrow(2, 0, tokens.min(x.dim(2)?));
@@ -63,16 +78,11 @@ impl Attention for Exact {
     }
 
     fn attend(&mut self, layer: usize, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        let Some(slot) = self.layers.get_mut(layer) else {
-            candle_core::bail!("layer {layer} is out of range")
-        };
-        let (k, v) = match slot.take() {
-            Some((k0, v0)) => (Tensor::cat(&[&k0, k], 2)?, Tensor::cat(&[&v0, v], 2)?),
-            None => (k.contiguous()?, v.contiguous()?),
-        };
-        let out = causal(q, &k, &v);
-        *slot = Some((k, v));
-        out
+        self.append(layer, k, v)?;
+        match self.layer(layer) {
+            Some((k, v)) => causal(q, k, v),
+            None => candle_core::bail!("layer {layer} holds nothing"),
+        }
     }
 }
 

@@ -11,7 +11,8 @@ use std::sync::Arc;
 /// How weights are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Weights {
-    /// As in the file; matrix products round activations to 8 bits. Small and fast for one token at a time.
+    /// As in the file; matrix products round activations to 8 bits. Small, and fast for one token at a time where no
+    /// other program wants the cores: candle's threads wait for each other busily (`CANDLE_NUM_THREADS=1` ends that).
     Quantized,
     /// Dequantized to f32 once; plain f32 matrix products. For measuring quality.
     F32,
