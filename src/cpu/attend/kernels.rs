@@ -406,16 +406,14 @@ fn fold_some<const ROWS: usize, L: Lanes>(
     let mut acc = [L::splat(0.0); ROWS];
     for v in 0..n {
         let (s, m) = (L::load(&step[v]), L::load(&min[v]));
-        for r in 0..ROWS {
+        for (r, acc) in acc.iter_mut().enumerate() {
             let at = r * dim + v * 8;
             let x = L::load(&x[at..at + 8].as_chunks::<8>().0[0]);
             x.mul(s).store(&mut out[at..at + 8].as_chunks_mut::<8>().0[0]);
-            acc[r] = x.fma(m, acc[r]);
+            *acc = x.fma(m, *acc);
         }
     }
-    for r in 0..ROWS {
-        zero[r] = acc[r].sum();
-    }
+    zero.iter_mut().zip(acc).for_each(|(z, a)| *z = a.sum());
 }
 
 #[inline(always)]
