@@ -3,7 +3,6 @@
 
 #[path = "../../../tests/support/reference.rs"]
 mod reference;
-mod speed;
 mod stored;
 
 use super::{Batch, Head, Needs, Rows, Workspace, attend};
