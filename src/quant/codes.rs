@@ -134,23 +134,10 @@ fn pack_body<const B: usize, const FMA: bool>(codes: &[u8], row: &mut [u8]) {
     }
 }
 
-dispatch! { fn unpack_f32_b<const B: usize>(row: &[u8], out: &mut [f32]) = unpack_f32_body; }
 dispatch! { fn decode_groups_b<const B: usize>(row: &[u8], group: usize, pairs: &[(f32, f32)], out: &mut [f32]) = decode_groups_body; }
 dispatch! { fn decode_channels_b<const B: usize>(row: &[u8], step: &[f32], min: &[f32], out: &mut [f32]) = decode_channels_body; }
 dispatch! { fn unpack_u8_b<const B: usize>(row: &[u8], out: &mut [u8]) = unpack_u8_body; }
 dispatch! { fn pack_b<const B: usize>(codes: &[u8], row: &mut [u8]) = pack_body; }
-
-/// Unpacks one row of codes to f32. `row` has at least `row_bytes(bits, out.len())` bytes.
-#[inline]
-pub(crate) fn unpack_f32(isa: Isa, bits: usize, row: &[u8], out: &mut [f32]) {
-    match bits {
-        1 => unpack_f32_b::<1>(isa, row, out),
-        2 => unpack_f32_b::<2>(isa, row, out),
-        3 => unpack_f32_b::<3>(isa, row, out),
-        4 => unpack_f32_b::<4>(isa, row, out),
-        _ => unpack_f32_b::<8>(isa, row, out),
-    }
-}
 
 /// Decodes one row of per-token groups: `step * code + min`, both operations rounded. `pairs` are (step, min).
 #[inline]
@@ -235,10 +222,8 @@ mod tests {
                     pack_row(isa, bits, &codes, &mut row);
                     assert_eq!(row, want, "{bits} bits, {n} codes, {isa:?}");
                     let (mut f, mut u) = (vec![0f32; n], vec![0u8; n]);
-                    unpack_f32(isa, bits, &row, &mut f);
                     unpack_u8(isa, bits, &row, &mut u);
                     assert_eq!(u, codes);
-                    assert!(f.iter().zip(&codes).all(|(f, c)| *f == *c as f32));
                     let step: Vec<f32> = (0..n).map(|i| 0.1 + i as f32).collect();
                     let min: Vec<f32> = (0..n).map(|i| 0.3 - i as f32).collect();
                     decode_channels(isa, bits, &row, &step, &min, &mut f);
