@@ -2,6 +2,7 @@
 
 use super::step::Seat;
 use crate::error::{Error, Result};
+use crate::layout::TILE;
 
 /// Input of a step of seats.
 #[derive(Debug, Clone, Copy)]
@@ -68,4 +69,36 @@ pub(super) fn real_rows(query_start: &[i32], i: usize, slots: Option<&[i64]>) ->
         }),
         None => Ok((first, n)),
     }
+}
+
+/// Turns block tables of an engine with larger blocks into tables of 64-token blocks: an engine's block `b` of 128 tokens
+/// is our blocks `2b` and `2b + 1`, one of 256 tokens is four. Entries below 0 (no block) stay -1. The pool needs
+/// `block_tokens / 64` blocks for each of the engine's.
+///
+/// `tables` is `[sequences, max_blocks]`, row-major; the result is `[sequences, max_blocks * block_tokens / 64]`.
+///
+/// # Errors
+/// [`Error::Unsupported`] unless `block_tokens` is a multiple of 64, or if an expanded id does not fit in 31 bits.
+pub fn expand_block_table(tables: &[i32], block_tokens: usize) -> Result<Vec<i32>> {
+    let no = |what, got: String, why: &str| Err(Error::Unsupported { what, got, why: why.into() });
+    let n = block_tokens / TILE;
+    if n == 0 || block_tokens % TILE != 0 {
+        return no(
+            "block_tokens",
+            block_tokens.to_string(),
+            "a tile of 64 tokens shares pairs and packed words, so it cannot be cut into smaller blocks; give the engine \
+             blocks of 64, 128 or 256 tokens",
+        );
+    }
+    let mut out = Vec::with_capacity(tables.len().saturating_mul(n));
+    for &b in tables {
+        for i in 0..n as i64 {
+            match i32::try_from(b as i64 * n as i64 + i) {
+                _ if b < 0 => out.push(-1),
+                Ok(id) => out.push(id),
+                Err(_) => return no("block", b.to_string(), "its 64-token blocks do not fit in 31 bits"),
+            }
+        }
+    }
+    Ok(out)
 }

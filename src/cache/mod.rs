@@ -12,7 +12,7 @@ mod prefix;
 mod state;
 mod step;
 
-pub use batch::{Batch, SlotBatch};
+pub use batch::{Batch, SlotBatch, expand_block_table};
 pub use kv::KvCache;
 pub use paged::PagedKvCache;
 pub use pool::PagePool;
