@@ -264,7 +264,7 @@ fn quantizer_environment() -> Result<PathBuf> {
     let python = environment("venv")?;
     let requirements = model::root().join("crates/xtask/peers/requirements.txt");
     eprintln!(
-        "installing torch, optimum-quanto and HQQ into {} (about 3 GB to download, 8 GB on disk, once)",
+        "installing torch, optimum-quanto and HQQ into {} (about 3 GB to download, 6 GB on disk, once)",
         folder().join("venv").display()
     );
     pip(&python, &["-r", &requirements.to_string_lossy()])?;

@@ -177,8 +177,8 @@ impl Report {
         windowed.iter().for_each(|x| add(x.scheme.clone(), x));
         direct.iter().for_each(|x| add(format!("{}, every token quantized", x.scheme), x));
         out += &t.markdown();
-        out += "\nA text that fits into the exact window is that of f16; the lower half shows the widths alone, with per-token \
-                groups and no exact token.\n";
+        out += "\nA text that fits into the exact window is that of f16; the lower half shows the widths alone: per-token \
+                groups (rotated up to 4 bits), and no exact token.\n";
         if !self.peer_texts.is_empty() {
             out += "\nThe caches of transformers with the same prompt:\n\n";
             let mut t = Table::new(["cache", "text"]);

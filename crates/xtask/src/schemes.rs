@@ -2,7 +2,7 @@
 
 use anyhow::{Result, anyhow, bail};
 use candle_core::Tensor;
-use qkv::{Bits, CacheConfig, Format, Fp8, Granularity, Scales};
+use qkv::{Affine, Bits, CacheConfig, Format, Fp8, Granularity, Scales};
 use qkv_candle::llama::{Exact, format_name, parse_format};
 
 /// A way to store keys and values.
@@ -66,12 +66,18 @@ impl Scheme {
         Self { name, family, residual: Some(0), sinks: 0, ..self }
     }
 
-    /// The same with every token quantized as it comes: per token, direct mode.
-    pub fn direct(self) -> Self {
+    /// The same with every token quantized as it comes: direct mode, per token. Up to 4 bits keys and values are
+    /// rotated, which is what helps most where no group of tokens can be waited for.
+    pub fn direct(self, head_dim: usize) -> Self {
+        let block = [128, 64, 32].into_iter().find(|b| head_dim.is_multiple_of(*b));
         let per_token = |f: Format| match f {
-            Format::Affine(mut a) => {
-                a.axis = qkv::Axis::PerToken;
-                a.into()
+            Format::Affine(a) => {
+                let group = a.group.min(head_dim);
+                let per_token = Affine::per_token(a.bits, group).with_fit(a.fit);
+                match block {
+                    Some(b) if a.bits.get() <= 4 => per_token.with_rotation(b).into(),
+                    _ => per_token.into(),
+                }
             }
             other => other,
         };
@@ -221,7 +227,7 @@ mod tests {
     fn every_demo_scheme_fits_the_model() {
         let mut all = Scheme::demo(64);
         all.extend(Scheme::demo(64).into_iter().map(Scheme::bare));
-        all.extend(Scheme::demo(64).into_iter().map(Scheme::direct));
+        all.extend(Scheme::demo(64).into_iter().map(|s| s.direct(64)));
         all.push(Scheme::fp8_tensor());
         for s in all {
             s.config(CacheConfig::new(30, 3, 64), None).unwrap();

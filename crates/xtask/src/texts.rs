@@ -64,7 +64,8 @@ pub fn texts(
         })
     };
     let windowed = schemes.iter().map(&run).collect::<Result<Vec<_>>>()?;
-    let direct = schemes.iter().map(|s| run(&s.clone().direct())).collect::<Result<Vec<_>>>()?;
+    let head_dim = model.config().key_dim;
+    let direct = schemes.iter().map(|s| run(&s.clone().direct(head_dim))).collect::<Result<Vec<_>>>()?;
     progress.done(&format!("{} texts of {tokens} tokens", 1 + windowed.len() + direct.len()));
     Ok((first, windowed, direct))
 }
@@ -89,6 +90,6 @@ mod tests {
         let s = Scheme::width(Bits::B4, 64);
         assert_eq!([0, 127, 128, 191, 192].map(|n| quantized(&s, n)), [0, 0, 60, 60, 124]);
         assert_eq!(quantized(&s.clone().bare(), 64), 64);
-        assert_eq!(quantized(&s.direct(), 5), 5);
+        assert_eq!(quantized(&s.direct(64), 5), 5);
     }
 }
