@@ -28,8 +28,10 @@ impl<'a, T> RawSlice<'a, T> {
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn part(&self, at: usize, n: usize) -> &mut [T] {
         assert!(at <= self.len && n <= self.len - at, "part {at}+{n} of {} elements", self.len);
-        // SAFETY: in bounds by the assertion; exclusive by this function's contract; the lifetime is bounded by `self`,
-        // which holds the exclusive borrow.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(at), n) }
+        // SAFETY: `at <= len` was just asserted, so the address stays inside the slice.
+        let start = unsafe { self.data.add(at) };
+        // SAFETY: `at + n <= len` was just asserted; the caller promises that nobody else uses the part, and `self`
+        // holds the exclusive borrow of the whole.
+        unsafe { std::slice::from_raw_parts_mut(start, n) }
     }
 }

@@ -1,8 +1,9 @@
 //! The contiguous cache: a fixed batch of sequences that step together, blocks managed inside.
 
+use super::batch::Batch;
 use super::paged::PagedKvCache;
 use super::pool::PagePool;
-use super::state::{Batch, Stats};
+use super::state::Stats;
 use super::step::Seat;
 use crate::backend::Backend;
 use crate::config::{AttendParams, CacheConfig};

@@ -2,6 +2,7 @@
 //!
 //! Start with [`KvCache`](crate::KvCache) for a fixed batch, [`PagedKvCache`](crate::PagedKvCache) for continuous batching.
 
+mod batch;
 mod blocks;
 mod kv;
 pub(crate) mod page_io;
@@ -11,9 +12,10 @@ mod prefix;
 mod state;
 mod step;
 
+pub use batch::{Batch, SlotBatch, expand_block_table};
 pub use kv::KvCache;
 pub use paged::PagedKvCache;
 pub use pool::PagePool;
 pub use prefix::Prefix;
-pub use state::{Batch, SlotBatch, Stats};
+pub use state::Stats;
 pub use step::{Seat, SequenceStep, Step};

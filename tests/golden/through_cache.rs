@@ -67,7 +67,8 @@ fn one(golden: &Golden, case: &Case, key: Format, value: Format, report: &mut Re
 
         let (mut dk, mut dv) = (vec![0f32; TOKENS * width], vec![0f32; TOKENS * width]);
         let dims = [TOKENS, kv_heads, dim];
-        let (mut kt, mut vt) = (TensorMut::thd(&mut dk, dims).unwrap(), TensorMut::thd(&mut dv, dims).unwrap());
+        let (mut kt, mut vt) =
+            (TensorMut::thd(&mut dk, dims).unwrap(), TensorMut::thd(&mut dv, dims).unwrap());
         cache.dequantize(0, 0, &mut kt, &mut vt).unwrap();
         let wide = |x: &[f32]| x.iter().map(|x| *x as f64).collect::<Vec<f64>>();
         let problem = Problem {
@@ -91,7 +92,8 @@ fn one(golden: &Golden, case: &Case, key: Format, value: Format, report: &mut Re
         report.check(error <= LIMIT, case, || format!("through a cache of {key:?}, {value:?}: {error:e}"));
         for (got, want) in lse.iter().zip(&want_lse) {
             let error = (*got as f64 - want).abs() / want.abs().max(1.0);
-            report.check(error <= LIMIT, case, || format!("through a cache of {key:?}: LSE {got}, not {want}"));
+            report
+                .check(error <= LIMIT, case, || format!("through a cache of {key:?}: LSE {got}, not {want}"));
         }
     }
     largest

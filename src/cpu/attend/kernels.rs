@@ -392,19 +392,48 @@ levels! {
 }
 
 #[inline(always)]
-fn fold_body<L: Lanes>(q: &[f32], step: &[f32], min: &[f32], out: &mut [f32]) -> f32 {
-    let mut zero = L::splat(0.0);
-    let (q, step, min) = (q.as_chunks::<8>().0, step.as_chunks::<8>().0, min.as_chunks::<8>().0);
-    for (((q, s), m), o) in q.iter().zip(step).zip(min).zip(out.as_chunks_mut::<8>().0) {
-        let q = L::load(q);
-        q.mul(L::load(s)).store(o);
-        zero = q.fma(L::load(m), zero);
+fn fold_some<const ROWS: usize, L: Lanes>(
+    x: &[f32],
+    step: &[f32],
+    min: &[f32],
+    out: &mut [f32],
+    zero: &mut [f32],
+) {
+    let dim = step.len();
+    let (step, min) = (step.as_chunks::<8>().0, min.as_chunks::<8>().0);
+    let n = step.len();
+    let min = &min[..n];
+    let mut acc = [L::splat(0.0); ROWS];
+    for v in 0..n {
+        let (s, m) = (L::load(&step[v]), L::load(&min[v]));
+        for (r, acc) in acc.iter_mut().enumerate() {
+            let at = r * dim + v * 8;
+            let x = L::load(&x[at..at + 8].as_chunks::<8>().0[0]);
+            x.mul(s).store(&mut out[at..at + 8].as_chunks_mut::<8>().0[0]);
+            *acc = x.fma(m, *acc);
+        }
     }
-    zero.sum()
+    zero.iter_mut().zip(acc).for_each(|(z, a)| *z = a.sum());
+}
+
+#[inline(always)]
+fn fold_body<L: Lanes>(x: &[f32], step: &[f32], min: &[f32], out: &mut [f32], zero: &mut [f32]) {
+    let dim = step.len();
+    let mut r = 0;
+    while r < zero.len() {
+        let (x, out, zero) = (&x[r * dim..], &mut out[r * dim..], &mut zero[r..]);
+        match rows_at_once(zero.len()) {
+            4 => fold_some::<4, L>(x, step, min, out, zero),
+            2 => fold_some::<2, L>(x, step, min, out, zero),
+            _ => fold_some::<1, L>(x, step, min, out, zero),
+        }
+        r += rows_at_once(zero.len());
+    }
 }
 levels! {
-    /// `out = q * step` by channel (a multiple of 8); returns `sum(q * min)`.
-    pub(super) fn fold(q: &[f32], step: &[f32], min: &[f32], out: &mut [f32]) -> f32 = fold_body;
+    /// For every row of x (as many as `zero` has elements, each as long as `step`): `out = x * step` and
+    /// `zero = sum(x * min)`. The length of a row is a multiple of 8.
+    pub(super) fn fold(x: &[f32], step: &[f32], min: &[f32], out: &mut [f32], zero: &mut [f32]) = fold_body;
 }
 
 #[inline(always)]

@@ -24,7 +24,7 @@ mod block;
 mod kernels;
 mod lanes;
 mod load;
-mod raw;
+mod output;
 mod softmax;
 mod source;
 #[cfg(test)]
@@ -35,11 +35,12 @@ mod workspace;
 use crate::config::AttendParams;
 use crate::format::Format;
 use crate::layout::{PageLayout, TILE};
+use crate::raw::RawSlice;
 use crate::simd::Isa;
 use crate::tensor::{TensorMut, TensorRef};
 use block::Item;
 use half::f16;
-use raw::{Output, Shared};
+use output::Output;
 use rayon::prelude::*;
 pub(crate) use source::Rows;
 use std::ops::Range;
@@ -185,8 +186,8 @@ pub(crate) fn attend<'h>(
     }
     let starts = &starts[..sequences + 1];
 
-    let (out, lse) = (Output::new(out), lse.map(Shared::new));
-    let partials = Shared::new(partials);
+    let (out, lse) = (Output::new(out), lse.map(RawSlice::new));
+    let partials = RawSlice::new(partials);
     pad(batch, rows, query_heads, value_dim, &out, lse.as_ref(), scratch);
     let finish = Finish { out: &out, lse: lse.as_ref(), query_heads, sink_logits: params.sink_logits };
 
@@ -287,7 +288,7 @@ fn pad(
     query_heads: usize,
     value_dim: usize,
     out: &Output<'_>,
-    lse: Option<&Shared<'_, f32>>,
+    lse: Option<&RawSlice<'_, f32>>,
     scratch: &mut [Scratch],
 ) {
     let zero = &mut scratch[0].out[..value_dim];
@@ -317,7 +318,7 @@ fn pad(
 /// Writes finished rows.
 struct Finish<'a> {
     out: &'a Output<'a>,
-    lse: Option<&'a Shared<'a, f32>>,
+    lse: Option<&'a RawSlice<'a, f32>>,
     query_heads: usize,
     sink_logits: Option<&'a [f32]>,
 }

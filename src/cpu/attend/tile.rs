@@ -190,12 +190,15 @@ impl<'a> Page<'a> {
         for Slices { from, to } in Slices::of(from, to, a.group) {
             pairs(self.isa, &pair_bytes[from / a.group * dim * 4..][..dim * 4], step, min);
             let mut zero = [0f32; super::ROWS];
-            for (r, zero) in zero[..self.rows].iter_mut().enumerate() {
-                *zero = fold(self.isa, &paged[r * dim..][..dim], step, min, &mut folded[r * dim..][..dim]);
-            }
+            fold(self.isa, paged, step, min, folded, &mut zero[..self.rows]);
             self.dots(codes, (from, to), folded, None, slice, scores);
             for (r, zero) in zero[..self.rows].iter().enumerate() {
-                scores[r * TILE..][from..to].iter_mut().for_each(|s| *s += zero);
+                let row = &mut scores[r * TILE..][from..to];
+                if row.len().is_multiple_of(8) {
+                    add_to_all(self.isa, row, *zero);
+                } else {
+                    row.iter_mut().for_each(|s| *s += zero);
+                }
             }
         }
     }
@@ -277,11 +280,12 @@ impl<'a> Page<'a> {
         for g in 0..groups {
             let (c, end) = (g * a.group, ((g + 1) * a.group).min(dim));
             let (step, min) = (&step[g * TILE..][..TILE], &min[g * TILE..][..TILE]);
+            let mut zeros = [0f32; super::ROWS];
+            fold(self.isa, scores, step, min, weights, &mut zeros[..self.rows]);
             for (r, row) in rows[..self.rows].iter().enumerate() {
-                let p = &scores[r * TILE..][..TILE];
-                let w = &mut weights[r * TILE..][..TILE];
-                let mut zero = fold(self.isa, p, step, min, w);
+                let mut zero = zeros[r];
                 if row.live != u64::MAX {
+                    let p = &scores[r * TILE..][..TILE];
                     zero = 0.0;
                     runs(row.live, |(from, to)| zero += inner(self.isa, &p[from..to], &min[from..to]));
                 }

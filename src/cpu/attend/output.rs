@@ -1,45 +1,14 @@
-//! Memory that several threads write at once, each its own part.
+//! The output tensor, written by several threads at once, each its own rows.
 
+use crate::raw::RawSlice;
 use crate::tensor::{DataMut, Shape, TensorMut};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use std::marker::PhantomData;
-
-/// A slice whose disjoint parts are written by different threads.
-pub(super) struct Shared<'a, T> {
-    ptr: *mut T,
-    len: usize,
-    life: PhantomData<&'a mut [T]>,
-}
-
-// SAFETY: it stands for `&mut [T]`; its one accessor demands that parts used at the same time are disjoint.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
-// SAFETY: as above.
-unsafe impl<T: Send> Send for Shared<'_, T> {}
-
-impl<'a, T> Shared<'a, T> {
-    pub(super) fn new(slice: &'a mut [T]) -> Self {
-        Self { ptr: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
-    }
-
-    /// Elements `at..at + n`.
-    ///
-    /// # Safety
-    /// Nobody else uses one of these elements while the result lives.
-    #[allow(clippy::mut_from_ref)]
-    pub(super) unsafe fn part(&self, at: usize, n: usize) -> &mut [T] {
-        assert!(at <= self.len && n <= self.len - at, "{n} elements from {at} of {}", self.len);
-        // SAFETY: `at <= len` was just asserted, so the address stays inside the slice.
-        let start = unsafe { self.ptr.add(at) };
-        // SAFETY: `at + n <= len` was just asserted, and the caller promises that nobody else uses the part.
-        unsafe { std::slice::from_raw_parts_mut(start, n) }
-    }
-}
 
 enum Elements<'a> {
-    F16(Shared<'a, f16>),
-    Bf16(Shared<'a, bf16>),
-    F32(Shared<'a, f32>),
+    F16(RawSlice<'a, f16>),
+    Bf16(RawSlice<'a, bf16>),
+    F32(RawSlice<'a, f32>),
 }
 
 /// An output tensor whose rows are written by different threads. `TensorMut` has checked that no two elements overlap.
@@ -52,9 +21,9 @@ impl<'a> Output<'a> {
     pub(super) fn new(out: &'a mut TensorMut<'_>) -> Self {
         let shape = *out.shape();
         let data = match out.data_mut() {
-            DataMut::F16(x) => Elements::F16(Shared::new(x)),
-            DataMut::Bf16(x) => Elements::Bf16(Shared::new(x)),
-            DataMut::F32(x) => Elements::F32(Shared::new(x)),
+            DataMut::F16(x) => Elements::F16(RawSlice::new(x)),
+            DataMut::Bf16(x) => Elements::Bf16(RawSlice::new(x)),
+            DataMut::F32(x) => Elements::F32(RawSlice::new(x)),
         };
         Self { data, shape }
     }
