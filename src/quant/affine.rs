@@ -315,7 +315,7 @@ mod tests {
             let mut a = 1e-30f32;
             while a < 1.4e5 {
                 let (got, want) = (power([a], c)[0] as f64, (a as f64).powf(c as f64));
-                assert!((got / want - 1.0).abs() < 2e-5, "{a:e}^{c}: {got} {want}");
+                assert!((got / want - 1.0).abs() < 2e-4, "{a:e}^{c}: {got} {want}");
                 a *= 1.001;
             }
         }
