@@ -60,7 +60,7 @@ const PARTS: [Part; 7] = [
     ),
     (
         "documentation",
-        &["doc", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
+        &["doc", "--release", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
         false,
     ),
     (
