@@ -24,7 +24,7 @@ type Part = (&'static str, &'static [&'static str], bool);
 
 /// The test profile keeps debug assertions for qkv itself; the crates that need candle share their build with this
 /// program.
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     ("format", &["fmt", "--all", "--check"], true),
     (
         "lints",
@@ -63,9 +63,11 @@ const PARTS: [Part; 7] = [
         &["doc", "--release", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
         false,
     ),
+    ("examples in the documentation of qkv", &["test", "--doc", "-p", "qkv"], false),
     (
-        "documentation's examples",
-        &["test", "--release", "--doc", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
+        "examples in the documentation of the adapter",
+        // The same packages as above, so that cargo sees the same features and compiles nothing twice.
+        &["test", "--release", "--doc", "-p", "qkv-candle", "-p", "xtask", "--features", "qkv-candle/llama"],
         false,
     ),
 ];
