@@ -22,9 +22,9 @@ pub struct TestArgs {
 /// A part: its name, cargo's arguments, and whether `--quick` has it.
 type Part = (&'static str, &'static [&'static str], bool);
 
-/// The test profile keeps debug assertions for qkv itself; the crates that need candle share their build with this
-/// program.
-const PARTS: [Part; 7] = [
+/// Everything runs in the release profile: the kernels are several times slower with less optimisation, and all parts
+/// share their build with this program.
+const PARTS: [Part; 6] = [
     ("format", &["fmt", "--all", "--check"], true),
     (
         "lints",
@@ -41,22 +41,21 @@ const PARTS: [Part; 7] = [
         ],
         true,
     ),
-    ("unit tests of qkv", &["test", "-p", "qkv", "--lib"], true),
-    ("tests of qkv, golden ones too", &["test", "-p", "qkv", "--tests", "--examples"], false),
+    ("unit tests", &["test", "--release", "--workspace", "--features", "qkv-candle/llama", "--lib"], true),
     (
-        "tests of the adapter and the commands",
+        "tests, golden ones too, and examples",
         &[
             "test",
             "--release",
-            "-p",
-            "qkv-candle",
-            "-p",
-            "xtask",
+            "--workspace",
             "--features",
             "qkv-candle/llama",
-            "--all-targets",
+            "--bins",
+            "--test",
+            "*",
+            "--examples",
         ],
-        true,
+        false,
     ),
     (
         "documentation",
@@ -65,7 +64,7 @@ const PARTS: [Part; 7] = [
     ),
     (
         "documentation's examples",
-        &["test", "--release", "--doc", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
+        &["test", "--release", "--workspace", "--doc", "--features", "qkv-candle/llama"],
         false,
     ),
 ];
