@@ -15,6 +15,7 @@ use qkv_candle::llama::{
 };
 use std::io::Write;
 use std::path::PathBuf;
+use std::process::ExitCode;
 
 /// Generates text from a quantized key/value cache.
 #[derive(Debug, Parser)]
@@ -63,8 +64,17 @@ struct Args {
     f32_weights: bool,
 }
 
-fn main() -> Result<()> {
-    let args = Args::parse();
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
     let mut gguf = Gguf::open(&args.model)?;
     let tokenizer = LlamaTokenizer::new(&gguf)?;
     let prompt =
@@ -80,7 +90,7 @@ fn main() -> Result<()> {
         let _ = std::io::stdout().flush();
     };
     let room = prompt.len() + args.tokens;
-    let (done, held) = match config(&args, model.cache_config(room))? {
+    let (done, held) = match config(args, model.cache_config(room))? {
         None => {
             let mut exact = Exact::new(model.config().layers);
             (

@@ -59,7 +59,7 @@ const PARTS: [Part; 6] = [
     ),
     (
         "documentation",
-        &["doc", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
+        &["doc", "--release", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
         false,
     ),
     (

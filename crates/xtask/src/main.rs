@@ -1,6 +1,7 @@
 //! Project commands: `cargo xtask <command>`.
 
 use clap::{Parser, Subcommand};
+use std::process::ExitCode;
 use xtask::{bench_peers, checks, demo};
 
 /// Project commands.
@@ -23,11 +24,19 @@ enum Command {
     Test(checks::TestArgs),
 }
 
-fn main() -> anyhow::Result<()> {
-    match Cli::parse().command {
+fn main() -> ExitCode {
+    let done = match Cli::parse().command {
         Command::Demo(args) => demo::run(&args),
         Command::Quality(args) => demo::run_quality(&args),
         Command::BenchPeers(args) => bench_peers::run(&args),
         Command::Test(args) => checks::run(&args),
+    };
+    // The message says what to do; a backtrace would bury it.
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("error: {e:#}");
+            ExitCode::FAILURE
+        }
     }
 }

@@ -84,7 +84,8 @@ fn fetch(into: &Path) -> Result<PathBuf> {
         // stdout belongs to --json.
         match command.stdout(Stdio::from(io::stderr())).status() {
             Ok(status) if status.success() => return wheel_in(into),
-            Ok(status) => tried.push(format!("{python} -m pip download: {status}")),
+            // A second python would only try the same again.
+            Ok(status) => bail!("{python} -m pip download: {status}"),
             Err(e) => tried.push(format!("{python}: {e}")),
         }
     }

@@ -221,7 +221,12 @@ impl Report {
         }
         series.retain(|s| !s.points.is_empty());
         let title = format!("Cache of {} at 2,048 tokens", self.model.trim_end_matches(".gguf"));
-        chart::svg(&title, "MB at 2,048 tokens (everything counted)", "KL to the exact model, nats", &series)
+        chart::svg(
+            &title,
+            "MB at 2,048 tokens (qkv: everything counted; others: right after a prefill, window empty)",
+            "KL to the exact model, nats",
+            &series,
+        )
     }
 
     /// Everything as one object.
