@@ -87,14 +87,16 @@ impl CacheConfig {
     /// or none.
     pub fn default_formats(bits: Bits, head_dim: usize) -> (Format, Format) {
         let group = |g: usize| g.min(head_dim);
-        let rotated = |a: Affine| match [128, 64, 32].into_iter().find(|b| head_dim % b == 0) {
+        let rotated = |a: Affine| match [128, 64, 32].into_iter().find(|b| head_dim.is_multiple_of(*b)) {
             Some(block) => a.with_rotation(block),
             None => a,
         };
         let (k, v) = match bits {
             Bits::B8 => (Affine::per_token(bits, group(128)), Affine::per_token(bits, group(128))),
             Bits::B4 => (Affine::per_channel(bits, 64), rotated(Affine::per_token(bits, group(64)))),
-            Bits::B3 | Bits::B2 => (Affine::per_channel(bits, 32), rotated(Affine::per_token(bits, group(32)))),
+            Bits::B3 | Bits::B2 => {
+                (Affine::per_channel(bits, 32), rotated(Affine::per_token(bits, group(32))))
+            }
             Bits::B1 => (Affine::per_channel(bits, 32), Affine::per_channel(bits, 32)),
         };
         (k.into(), v.into())
@@ -278,14 +280,14 @@ impl CacheConfig {
             }
             _ => {}
         }
-        if let Some(s) = &self.scales {
-            if s.layers() != self.layers.len() {
-                return Err(Error::Length {
-                    what: "scales (layers)",
-                    expected: self.layers.len(),
-                    got: s.layers(),
-                });
-            }
+        if let Some(s) = &self.scales
+            && s.layers() != self.layers.len()
+        {
+            return Err(Error::Length {
+                what: "scales (layers)",
+                expected: self.layers.len(),
+                got: s.layers(),
+            });
         }
         for (i, l) in self.layers.iter().enumerate() {
             self.validate_format("key format", &l.key, self.key_dim, i)?;
