@@ -55,8 +55,8 @@ pub struct CacheConfig {
 }
 
 impl CacheConfig {
-    /// The default 4-bit cache: keys per channel and values per token, groups of 64 (of the whole head where it
-    /// is smaller), 64 newest and 4 first tokens exact, one sequence of 4,096 tokens.
+    /// The default 4-bit cache ([`default_formats`](Self::default_formats)): 64 newest and 4 first tokens exact, one sequence
+    /// of 4,096 tokens.
     pub fn new(layers: usize, kv_heads: usize, head_dim: usize) -> Self {
         let (key, value) = Self::default_formats(Bits::B4, head_dim);
         let layer = LayerConfig { key, value, sliding_window: None };
@@ -75,12 +75,29 @@ impl CacheConfig {
     }
 
     /// The recommended formats of keys and values at a width: see `docs/decisions.md` for the measurements.
+    ///
+    /// | bits | keys | values |
+    /// |---|---|---|
+    /// | 8 | per token, one group a head up to 128 | the same |
+    /// | 4 | per channel, groups of 64 | per token, groups of 64, rotated |
+    /// | 3, 2 | per channel, groups of 32 | per token, groups of 32, rotated |
+    /// | 1 | per channel, groups of 32 | the same |
+    ///
+    /// Groups are no larger than the head; the rotation is the largest block of 128, 64 or 32 channels that divides it,
+    /// or none.
     pub fn default_formats(bits: Bits, head_dim: usize) -> (Format, Format) {
         let group = |g: usize| g.min(head_dim);
+        let rotated = |a: Affine| match [128, 64, 32].into_iter().find(|b| head_dim.is_multiple_of(*b)) {
+            Some(block) => a.with_rotation(block),
+            None => a,
+        };
         let (k, v) = match bits {
             Bits::B8 => (Affine::per_token(bits, group(128)), Affine::per_token(bits, group(128))),
-            Bits::B4 => (Affine::per_channel(bits, 64), Affine::per_token(bits, group(64))),
-            _ => (Affine::per_channel(bits, 32), Affine::per_token(bits, group(32))),
+            Bits::B4 => (Affine::per_channel(bits, 64), rotated(Affine::per_token(bits, group(64)))),
+            Bits::B3 | Bits::B2 => {
+                (Affine::per_channel(bits, 32), rotated(Affine::per_token(bits, group(32))))
+            }
+            Bits::B1 => (Affine::per_channel(bits, 32), Affine::per_channel(bits, 32)),
         };
         (k.into(), v.into())
     }
@@ -263,14 +280,14 @@ impl CacheConfig {
             }
             _ => {}
         }
-        if let Some(s) = &self.scales {
-            if s.layers() != self.layers.len() {
-                return Err(Error::Length {
-                    what: "scales (layers)",
-                    expected: self.layers.len(),
-                    got: s.layers(),
-                });
-            }
+        if let Some(s) = &self.scales
+            && s.layers() != self.layers.len()
+        {
+            return Err(Error::Length {
+                what: "scales (layers)",
+                expected: self.layers.len(),
+                got: s.layers(),
+            });
         }
         for (i, l) in self.layers.iter().enumerate() {
             self.validate_format("key format", &l.key, self.key_dim, i)?;

@@ -85,11 +85,11 @@ impl Fit {
     /// HQQ with the parameters of its reference implementation: p 0.7, beta 10, 20 iterations.
     pub const HQQ: Fit = Fit::Hqq { p: 0.7, beta: 10.0, iterations: 20 };
 
-    /// The fit used when none is named: [`Fit::ErrorOptimal`] at 1 and 2 bits, [`Fit::MinMax`] above.
+    /// The fit used when none is named: [`Fit::ErrorOptimal`] at 1 to 4 bits, [`Fit::MinMax`] at 8.
     pub const fn default_for(bits: Bits) -> Fit {
         match bits {
-            Bits::B1 | Bits::B2 => Fit::ErrorOptimal,
-            _ => Fit::MinMax,
+            Bits::B8 => Fit::MinMax,
+            _ => Fit::ErrorOptimal,
         }
     }
 }

@@ -82,7 +82,7 @@ pub(super) fn real_rows(query_start: &[i32], i: usize, slots: Option<&[i64]>) ->
 pub fn expand_block_table(tables: &[i32], block_tokens: usize) -> Result<Vec<i32>> {
     let no = |what, got: String, why: &str| Err(Error::Unsupported { what, got, why: why.into() });
     let n = block_tokens / TILE;
-    if n == 0 || block_tokens % TILE != 0 {
+    if n == 0 || !block_tokens.is_multiple_of(TILE) {
         return no(
             "block_tokens",
             block_tokens.to_string(),

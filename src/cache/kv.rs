@@ -86,7 +86,7 @@ impl<B: Backend> KvCache<B> {
         if layer >= layers {
             return Err(Error::OutOfRange { what: "layer", got: layer as i64, limit: layers });
         }
-        if starts.is_none() && rows % n != 0 {
+        if starts.is_none() && !rows.is_multiple_of(n) {
             return Err(Error::Shape {
                 what: "keys",
                 expected: format!("a multiple of {n} rows, the same number for each sequence"),
@@ -114,14 +114,14 @@ impl<B: Backend> KvCache<B> {
                 got: "0 rows".into(),
             });
         }
-        if let Some(s) = starts {
-            if s.len() != n + 1 || s[0] != 0 || s.windows(2).any(|w| w[0] > w[1]) || s[n] as usize != rows {
-                return Err(Error::Unsupported {
-                    what: "query_start",
-                    got: format!("{s:?}"),
-                    why: format!("it has {} entries ascending from 0 to the {rows} rows", n + 1),
-                });
-            }
+        if let Some(s) = starts
+            && (s.len() != n + 1 || s[0] != 0 || s.windows(2).any(|w| w[0] > w[1]) || s[n] as usize != rows)
+        {
+            return Err(Error::Unsupported {
+                what: "query_start",
+                got: format!("{s:?}"),
+                why: format!("it has {} entries ascending from 0 to the {rows} rows", n + 1),
+            });
         }
         self.starts.clear();
         match starts {

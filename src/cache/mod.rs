@@ -1,11 +1,11 @@
 //! The cache: which token is where, which tile closes when, who owns a block; and the calls that drive it.
 //!
-//! Start with [`KvCache`](crate::KvCache) for a fixed batch, [`PagedKvCache`](crate::PagedKvCache) for continuous batching.
+//! Start with [`KvCache`] for a fixed batch, [`PagedKvCache`] for continuous batching.
 
 mod batch;
 mod blocks;
 mod kv;
-pub(crate) mod page_io;
+pub mod page_io;
 mod paged;
 mod pool;
 mod prefix;

@@ -47,7 +47,7 @@ fn decode_groups_body<const B: usize, const FMA: bool>(
     pairs: &[(f32, f32)],
     out: &mut [f32],
 ) {
-    if group % 8 != 0 {
+    if !group.is_multiple_of(8) {
         unpack_f32_body::<B, FMA>(row, out);
         for (out, (step, min)) in out.chunks_mut(group).zip(pairs) {
             for o in out {
@@ -117,8 +117,8 @@ fn pack_body<const B: usize, const FMA: bool>(codes: &[u8], row: &mut [u8]) {
             bytes.copy_from_slice(c);
         } else {
             let mut w = 0u32;
-            for i in 0..8 {
-                w |= (c[i] as u32) << (B * i);
+            for (i, c) in c.iter().enumerate() {
+                w |= (*c as u32) << (B * i);
             }
             bytes.copy_from_slice(&w.to_le_bytes()[..B]);
         }

@@ -182,7 +182,7 @@ pub fn decode(x: &Fp8Tensor, out: &mut TensorMut<'_>) -> Result<()> {
         |row, (i, bytes)| {
             let (token, head) = (i / h, i % h);
             fp8::decode_row(isa, x.format.kind, x.scale(token, head), bytes, row);
-            rows.write(isa, token, head, row);
+            rows.write(token, head, row);
         },
     );
     Ok(())

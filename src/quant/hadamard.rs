@@ -13,7 +13,7 @@ pub(crate) fn check_block(block: usize, dim: usize) -> Result<()> {
     if ![32, 64, 128].contains(&block) {
         return no("rotation blocks are 32, 64 or 128 channels".into());
     }
-    if dim == 0 || dim % block != 0 {
+    if dim == 0 || !dim.is_multiple_of(block) {
         return no(format!("{dim} channels are no multiple of the block; use a smaller block, or none"));
     }
     Ok(())

@@ -343,7 +343,7 @@ mod tests {
                     let a = Affine::per_token(bits, group).with_fit(fit);
                     all.push(a.into());
                     all.push(a.with_center().into());
-                    if dim % 32 == 0 {
+                    if dim.is_multiple_of(32) {
                         all.push(a.with_rotation(32).with_center().into());
                     }
                 }

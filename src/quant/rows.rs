@@ -1,6 +1,5 @@
 //! Writing rows of one output from several threads.
 
-use crate::simd::Isa;
 use crate::tensor::{DataMut, Shape, TensorMut};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -43,7 +42,7 @@ impl<'a> RowsMut<'a> {
     /// Writes row `(token, head)`, rounded to the dtype (half to even). Two threads never write the same row:
     /// callers hand out rows by index. `row` has `dim` elements.
     #[inline]
-    pub(crate) fn write(&self, _isa: Isa, token: usize, head: usize, row: &[f32]) {
+    pub(crate) fn write(&self, token: usize, head: usize, row: &[f32]) {
         let [tokens, heads, dim] = self.shape.dims;
         assert!(token < tokens && head < heads && row.len() == dim);
         let (at, stride) = (self.shape.row(token, head), self.shape.strides[3]);

@@ -495,7 +495,7 @@ pub fn dequantize(q: &Quantized, out: &mut TensorMut<'_>) -> Result<()> {
         if let Some(block) = q.rotate {
             hadamard::rotate(isa, row, block);
         }
-        rows.write(isa, token, head, row);
+        rows.write(token, head, row);
     };
     match plan.axis {
         Axis::PerToken => {

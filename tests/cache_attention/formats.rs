@@ -48,14 +48,14 @@ pub(crate) fn formats(dim: usize, direct: bool) -> Vec<Format> {
                 all.push(Affine::per_token(bits, group).into());
             }
         }
-        if dim % 32 == 0 {
+        if dim.is_multiple_of(32) {
             all.push(Affine::per_token(bits, 32).with_rotation(32).into());
         }
         if !direct {
             for group in [32, 64] {
                 all.push(Affine::per_channel(bits, group).into());
             }
-            if dim % 32 == 0 {
+            if dim.is_multiple_of(32) {
                 all.push(Affine::per_channel(bits, 32).with_rotation(32).into());
             }
         }

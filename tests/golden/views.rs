@@ -19,7 +19,9 @@ impl View {
         let n: usize = shape.iter().product();
         let dim = *shape.last().unwrap();
         match kind {
-            Kind::Rows if n % group == 0 => Self { dims: [n / group, 1, group], axis: Axis::PerToken, group },
+            Kind::Rows if n.is_multiple_of(group) => {
+                Self { dims: [n / group, 1, group], axis: Axis::PerToken, group }
+            }
             // The peer refuses this; a short group is ours to make.
             Kind::Rows => Self { dims: [n / dim, 1, dim], axis: Axis::PerToken, group: group.min(dim) },
             Kind::Columns => Self { dims: [n / dim, 1, dim], axis: Axis::PerChannel, group },

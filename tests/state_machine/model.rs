@@ -189,7 +189,10 @@ impl Model {
     pub(crate) fn truncate(&mut self, rules: &Rules, n: usize) {
         let cut = n < self.packed;
         if rules.residual.is_none() {
-            if n % TILE != 0 && n < self.tokens.len() && Rc::strong_count(&self.blocks[n / TILE]) > 1 {
+            if !n.is_multiple_of(TILE)
+                && n < self.tokens.len()
+                && Rc::strong_count(&self.blocks[n / TILE]) > 1
+            {
                 self.blocks[n / TILE] = Rc::new(());
             }
             self.blocks.truncate(n.div_ceil(TILE));
@@ -200,7 +203,7 @@ impl Model {
         if cut && rules.residual.is_some() {
             self.packed = n / TILE * TILE;
             self.blocks.truncate(n / TILE);
-            if n % TILE != 0 {
+            if !n.is_multiple_of(TILE) {
                 self.decoded = n;
             }
             for (i, t) in self.tokens[self.packed..].iter_mut().enumerate() {
@@ -214,7 +217,7 @@ impl Model {
     pub(crate) fn fork(&self, rules: &Rules) -> Self {
         let mut copy = self.clone();
         copy.requantized = 0;
-        if rules.residual.is_none() && self.packed % TILE != 0 {
+        if rules.residual.is_none() && !self.packed.is_multiple_of(TILE) {
             *copy.blocks.last_mut().unwrap() = Rc::new(());
         }
         copy

@@ -22,9 +22,9 @@ pub struct TestArgs {
 /// A part: its name, cargo's arguments, and whether `--quick` has it.
 type Part = (&'static str, &'static [&'static str], bool);
 
-/// The test profile keeps debug assertions for qkv itself; the crates that need candle share their build with this
-/// program.
-const PARTS: [Part; 8] = [
+/// Everything runs in the release profile: the kernels are several times slower with less optimisation, and all parts
+/// share their build with this program.
+const PARTS: [Part; 6] = [
     ("format", &["fmt", "--all", "--check"], true),
     (
         "lints",
@@ -41,33 +41,30 @@ const PARTS: [Part; 8] = [
         ],
         true,
     ),
-    ("unit tests of qkv", &["test", "-p", "qkv", "--lib"], true),
-    ("tests of qkv, golden ones too", &["test", "-p", "qkv", "--tests", "--examples"], false),
+    ("unit tests", &["test", "--release", "--workspace", "--features", "qkv-candle/llama", "--lib"], true),
     (
-        "tests of the adapter and the commands",
+        "tests, golden ones too, and examples",
         &[
             "test",
             "--release",
-            "-p",
-            "qkv-candle",
-            "-p",
-            "xtask",
+            "--workspace",
             "--features",
             "qkv-candle/llama",
-            "--all-targets",
+            "--bins",
+            "--test",
+            "*",
+            "--examples",
         ],
-        true,
+        false,
     ),
     (
         "documentation",
         &["doc", "--release", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
         false,
     ),
-    ("examples in the documentation of qkv", &["test", "--doc", "-p", "qkv"], false),
     (
-        "examples in the documentation of the adapter",
-        // The same packages as above, so that cargo sees the same features and compiles nothing twice.
-        &["test", "--release", "--doc", "-p", "qkv-candle", "-p", "xtask", "--features", "qkv-candle/llama"],
+        "documentation's examples",
+        &["test", "--release", "--workspace", "--doc", "--features", "qkv-candle/llama"],
         false,
     ),
 ];

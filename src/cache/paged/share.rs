@@ -75,7 +75,8 @@ impl<B: Backend> PagedKvCache<B> {
         let mut free: Vec<Seat> =
             (0..seats.len()).filter(|i| !parents.contains(i)).map(|i| seats[i]).collect();
         let extra = |i: usize| parents[..i].contains(&parents[i]);
-        let partial = |s: Seat| self.state.is_direct() && self.state.seats[s.index()].packed % TILE != 0;
+        let partial =
+            |s: Seat| self.state.is_direct() && !self.state.seats[s.index()].packed.is_multiple_of(TILE);
         let needed = (0..parents.len()).filter(|i| extra(*i) && partial(seats[parents[*i]])).count();
         let freed = free.iter().filter(|s| partial(**s)).count(); // their partly filled tiles come free first
         let available = self.state.blocks.lock().free() + freed;

@@ -49,7 +49,7 @@ impl<B: Backend> PagedKvCache<B> {
         Ok(())
     }
 
-    /// A closed tile's page in row order with header and checksum, see [`page_io`](super::page_io).
+    /// A closed tile's page in row order with header and checksum, see [`page_io`](crate::cache::page_io).
     ///
     /// # Errors
     /// [`Error::UnknownSeat`], [`Error::StepOpen`], [`Error::OutOfRange`]; [`Error::BeyondLength`] for a tile that is not

@@ -116,7 +116,7 @@ impl State {
         }
         let n = batch.context_lens.len();
         let rows = Self::check_rows(batch.query_start, n, Some(batch.slot_mapping))?;
-        if batch.block_tables.len() % n != 0 {
+        if !batch.block_tables.len().is_multiple_of(n) {
             return Err(Error::Length { what: "block_tables", expected: n, got: batch.block_tables.len() });
         }
         let width = batch.block_tables.len() / n;
