@@ -45,6 +45,9 @@ fn fold<const S: usize>(t: &mut [f32]) {
 /// The one order of every sum: halves onto each other until one element is left.
 #[inline(always)]
 fn tree<const P: usize>(t: &mut [f32; P]) -> f32 {
+    if P >= 512 {
+        fold::<256>(t);
+    }
     if P >= 256 {
         fold::<128>(t);
     }
@@ -318,6 +321,8 @@ pub(crate) fn solve<const FMA: bool>(
         0..=32 => solve_padded::<32>(x, group, skip, open, bits, fit, pairs),
         33..=64 => solve_padded::<64>(x, group, skip, open, bits, fit, pairs),
         65..=128 => solve_padded::<128>(x, group, skip, open, bits, fit, pairs),
-        _ => solve_padded::<256>(x, group, skip, open, bits, fit, pairs),
+        129..=256 => solve_padded::<256>(x, group, skip, open, bits, fit, pairs),
+        // The whole head of a cache.
+        _ => solve_padded::<512>(x, group, skip, open, bits, fit, pairs),
     }
 }
