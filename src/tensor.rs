@@ -278,10 +278,21 @@ impl<'a> TensorRef<'a> {
     }
 }
 
-impl<'a> TensorMut<'a> {
-    /// The elements behind the view.
-    pub fn data_mut(&mut self) -> &mut DataMut<'a> {
-        &mut self.data
+impl TensorMut<'_> {
+    /// The elements behind the view. They are lent, so nobody can put others behind a shape that was checked for these:
+    ///
+    /// ```compile_fail
+    /// # use qkv::{DataMut, TensorMut};
+    /// let (mut long, mut short) = ([0f32; 8], [0f32; 1]);
+    /// let mut view = TensorMut::thd(&mut long[..], [1, 1, 8]).unwrap();
+    /// *view.data_mut() = DataMut::F32(&mut short);
+    /// ```
+    pub fn data_mut(&mut self) -> DataMut<'_> {
+        match &mut self.data {
+            DataMut::F16(x) => DataMut::F16(x),
+            DataMut::Bf16(x) => DataMut::Bf16(x),
+            DataMut::F32(x) => DataMut::F32(x),
+        }
     }
 
     /// The same tensor, shared.
