@@ -88,7 +88,7 @@ impl PageLayout {
 
 /// Bytes of a row of `dim` codes in row order: a dense bit stream, low bits first, rounded up to whole bytes.
 pub const fn row_bytes(bits: usize, dim: usize) -> usize {
-    (dim * bits).div_ceil(8)
+    dim.saturating_mul(bits).div_ceil(8)
 }
 
 /// Rows of an operand's tile in fragment order, padding included: V rows are padded to 32 at 2 bits and to 64 at
