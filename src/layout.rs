@@ -113,8 +113,8 @@ fn code_bytes(format: &Format, operand: Operand, dim: usize) -> usize {
 /// Pairs (or FP8 scales) of a tile, 4 bytes each.
 fn pair_count(format: &Format, dim: usize) -> usize {
     match format {
-        Format::Affine(a) if a.axis == Axis::PerToken => TILE * dim.div_ceil(a.group),
-        Format::Affine(a) => TILE.div_ceil(a.group) * dim,
+        Format::Affine(a) if a.axis == Axis::PerToken => TILE * dim.div_ceil(a.group.max(1)),
+        Format::Affine(a) => TILE.div_ceil(a.group.max(1)) * dim,
         Format::Fp8(f) if f.granularity == Granularity::TokenHead => TILE,
         _ => 0,
     }
