@@ -87,6 +87,13 @@ impl<B: Backend> KvCache<B> {
             return Err(Error::OutOfRange { what: "layer", got: layer as i64, limit: layers });
         }
         if starts.is_none() && rows % n != 0 {
+        if rows > i32::MAX as usize {
+            return Err(Error::Shape {
+                what: "keys",
+                expected: "fewer than 2^31 rows".into(),
+                got: format!("{rows} rows"),
+            });
+        }
             return Err(Error::Shape {
                 what: "keys",
                 expected: format!("a multiple of {n} rows, the same number for each sequence"),
