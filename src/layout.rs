@@ -88,7 +88,7 @@ impl PageLayout {
 
 /// Bytes of a row of `dim` codes in row order: a dense bit stream, low bits first, rounded up to whole bytes.
 pub const fn row_bytes(bits: usize, dim: usize) -> usize {
-    (dim * bits).div_ceil(8)
+    dim.saturating_mul(bits).div_ceil(8)
 }
 
 /// Rows of an operand's tile in fragment order, padding included: V rows are padded to 32 at 2 bits and to 64 at
@@ -113,8 +113,8 @@ fn code_bytes(format: &Format, operand: Operand, dim: usize) -> usize {
 /// Pairs (or FP8 scales) of a tile, 4 bytes each.
 fn pair_count(format: &Format, dim: usize) -> usize {
     match format {
-        Format::Affine(a) if a.axis == Axis::PerToken => TILE * dim.div_ceil(a.group),
-        Format::Affine(a) => TILE.div_ceil(a.group) * dim,
+        Format::Affine(a) if a.axis == Axis::PerToken => TILE * dim.div_ceil(a.group.max(1)),
+        Format::Affine(a) => TILE.div_ceil(a.group.max(1)) * dim,
         Format::Fp8(f) if f.granularity == Granularity::TokenHead => TILE,
         _ => 0,
     }

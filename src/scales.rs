@@ -2,6 +2,10 @@
 
 use crate::error::{Error, Result};
 
+/// Scales beyond these have no use, and their products with codes and queries would leave f32.
+const SMALLEST: f32 = 1e-30;
+const LARGEST: f32 = 1e30;
+
 /// Static FP8 scales of keys and values: one a layer, or one a layer and kv head.
 ///
 /// A format with [`Granularity::Tensor`](crate::Granularity::Tensor) or
@@ -22,18 +26,20 @@ impl Scales {
     /// One scale a layer, or one a layer and kv head (`[layers][kv_heads]`, row-major), for keys and values.
     ///
     /// # Errors
-    /// [`Error::Length`] if the lengths are no equal multiple of `layers`; [`Error::Unsupported`] for a scale
-    /// that is not finite and positive.
+    /// [`Error::Length`] if the lengths are no multiple of `layers`; [`Error::Unsupported`] for a scale that is not
+    /// between 1e-30 and 1e30.
     pub fn new(layers: usize, key: Vec<f32>, value: Vec<f32>) -> Result<Self> {
         for (what, s) in [("key scales", &key), ("value scales", &value)] {
-            if s.is_empty() || layers == 0 || s.len() % layers != 0 {
+            if s.is_empty() || layers == 0 || !s.len().is_multiple_of(layers) {
                 return Err(Error::Length { what, expected: layers, got: s.len() });
             }
-            if let Some(x) = s.iter().find(|x| !(x.is_finite() && **x > 0.0)) {
+            if let Some(x) = s.iter().find(|x| !(SMALLEST..=LARGEST).contains(*x)) {
                 return Err(Error::Unsupported {
                     what,
                     got: x.to_string(),
-                    why: "an FP8 scale is finite and positive".into(),
+                    why: format!(
+                        "an FP8 scale lies between {SMALLEST:e} and {LARGEST:e}; products with it stay finite there"
+                    ),
                 });
             }
         }

@@ -108,7 +108,9 @@ pub struct Shape {
 impl Shape {
     fn contiguous(dims: [usize; 3]) -> Self {
         let [t, h, d] = dims;
-        Self { dims, batch_tokens: t, strides: [t * h * d, h * d, d, 1] }
+        // Sizes that overflow reach beyond any data, which `check` finds.
+        let row = h.saturating_mul(d);
+        Self { dims, batch_tokens: t, strides: [t.saturating_mul(row), row, d, 1] }
     }
 
     /// Offset of the first channel of `(token, head)`.
@@ -185,13 +187,14 @@ macro_rules! constructors {
             /// [`Error::Strides`] if the data are too short.
             pub fn bhtd(data: impl Into<$data<'a>>, dims: [usize; 4]) -> Result<Self> {
                 let [_, h, t, d] = dims;
-                Self::bhtd_strided(data, dims, [h * t * d, t * d, d, 1])
+                let head = t.saturating_mul(d);
+                Self::bhtd_strided(data, dims, [h.saturating_mul(head), head, d, 1])
             }
 
             /// A view of `[batch, heads, tokens, dim]` data with these strides (in elements, same order).
             ///
             /// # Errors
-            /// [`Error::Strides`] if the strides leave the data.
+            /// [`Error::Strides`] if the strides leave the data; [`Error::Shape`] if the tokens overflow.
             pub fn bhtd_strided(
                 data: impl Into<$data<'a>>,
                 dims: [usize; 4],
@@ -199,7 +202,12 @@ macro_rules! constructors {
             ) -> Result<Self> {
                 let [b, h, t, d] = dims;
                 let [sb, sh, st, sd] = strides;
-                Self::new(data, Shape { dims: [b * t, h, d], batch_tokens: t, strides: [sb, st, sh, sd] })
+                let tokens = b.checked_mul(t).ok_or_else(|| Error::Shape {
+                    what: $what,
+                    expected: "batch * tokens that fit in a usize".into(),
+                    got: format!("{dims:?}"),
+                })?;
+                Self::new(data, Shape { dims: [tokens, h, d], batch_tokens: t, strides: [sb, st, sh, sd] })
             }
 
             /// A view with any shape and strides.
@@ -278,10 +286,21 @@ impl<'a> TensorRef<'a> {
     }
 }
 
-impl<'a> TensorMut<'a> {
-    /// The elements behind the view.
-    pub fn data_mut(&mut self) -> &mut DataMut<'a> {
-        &mut self.data
+impl TensorMut<'_> {
+    /// The elements behind the view. They are lent, so nobody can put others behind a shape that was checked for these:
+    ///
+    /// ```compile_fail
+    /// # use qkv::{DataMut, TensorMut};
+    /// let (mut long, mut short) = ([0f32; 8], [0f32; 1]);
+    /// let mut view = TensorMut::thd(&mut long[..], [1, 1, 8]).unwrap();
+    /// *view.data_mut() = DataMut::F32(&mut short);
+    /// ```
+    pub fn data_mut(&mut self) -> DataMut<'_> {
+        match &mut self.data {
+            DataMut::F16(x) => DataMut::F16(x),
+            DataMut::Bf16(x) => DataMut::Bf16(x),
+            DataMut::F32(x) => DataMut::F32(x),
+        }
     }
 
     /// The same tensor, shared.

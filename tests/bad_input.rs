@@ -463,3 +463,34 @@ fn slots_of_direct_mode_are_checked() {
     }
     cache.begin_slots(&SlotBatch::new(&[0, 2, 3], &[1, 1], &[3, 1], &[-1, 192, 64])).unwrap();
 }
+
+/// More rows than `query_start` can count: a view with strides of 0 has them.
+#[test]
+fn rows_beyond_31_bits_open_no_step() {
+    let mut cache = KvCache::new(CacheConfig::new(1, 1, 16).with_capacity(1, 300)).unwrap();
+    let x = [0.5f32; 32];
+    let rows = (1usize << 32) + 1;
+    let shape = Shape { dims: [rows, 1, 16], batch_tokens: rows, strides: [0, 0, 0, 1] };
+    let t = TensorRef::new(&x[..], shape).unwrap();
+    assert!(matches!(cache.append(0, &t, &t), Err(Error::Shape { .. })));
+    let t = TensorRef::thd(&x[..], [2, 1, 16]).unwrap();
+    cache.append(0, &t, &t).unwrap();
+    assert_eq!(cache.len(0), 2);
+}
+
+#[test]
+fn a_page_is_converted_with_its_own_layout_only() {
+    use qkv::layout::{Order, PageLayout, convert_page};
+    let of = |group| Format::from(Affine::per_token(Bits::B4, group));
+    let layout = PageLayout::new(&of(128), &of(128), 128, 128);
+    let mut moved = layout;
+    moved.key.codes = 1 << 40;
+    let mut wide = layout;
+    wide.key.row_bytes = 1 << 30;
+    for (group, layout) in [(32, layout), (0, layout), (128, moved), (128, wide)] {
+        let (page, mut out) = (vec![1u8; layout.page_bytes], vec![9u8; layout.page_bytes]);
+        let r = convert_page(&of(group), &of(group), &layout, Order::Row, &page, Order::Fragment, &mut out);
+        assert!(matches!(r, Err(Error::Unsupported { .. })), "{r:?}");
+        assert!(out.iter().all(|x| *x == 9));
+    }
+}

@@ -1,7 +1,7 @@
 //! What paged engines need beyond the histories: lent memory, larger blocks, sliding windows that give blocks back,
 //! padding, prefixes that outlive their sequence.
 
-use qkv::cache::{Batch, PagePool, Seat, expand_block_table};
+use qkv::cache::{Batch, PagePool, Seat, SlotBatch, expand_block_table};
 use qkv::*;
 
 const HEADS: usize = 2;
@@ -220,4 +220,72 @@ fn ranges_that_see_each_other_are_for_prefill() {
     let r = cache.prefill(0, &t, &t, &t, &params, &mut TensorMut::thd(&mut out, dims).unwrap(), None);
     assert!(matches!(r, Err(Error::Unsupported { .. })));
     assert_eq!(cache.len(0), 0);
+}
+
+/// What `release_before` frees may be written by others, so the last step's queries cannot be asked again.
+#[test]
+fn a_step_ends_when_its_blocks_are_released() {
+    let config = CacheConfig::new(1, HEADS, DIM).with_bits(Bits::B8).direct();
+    let config = config.with_sliding_window(Some(10)).with_capacity(3, 640);
+    let mut cache: PagedKvCache =
+        PagedKvCache::new(config.clone(), PagePool::new(&config, 4).unwrap()).unwrap();
+    let (a, b) = (cache.open().unwrap(), cache.open().unwrap());
+    append(&mut cache, b, 5, 1);
+    append(&mut cache, a, 63, 2);
+    append(&mut cache, a, 10, 3);
+    assert_eq!(cache.release_before(a, 64).unwrap(), 1);
+    cache.fork(b).unwrap(); // its copied tile takes the freed block
+    let (q, mut out) = (numbers(10 * 4 * DIM, 4), vec![0f32; 10 * 4 * DIM]);
+    let dims = [10, 4, DIM];
+    let mut view = TensorMut::thd(&mut out, dims).unwrap();
+    let q = TensorRef::thd(&q, dims).unwrap();
+    let r = cache.attend(0, &q, &AttendParams::new(), &mut view, None);
+    assert!(matches!(r, Err(Error::StepOrder { .. })), "{r:?}");
+}
+
+/// Only the caller's own blocks can be entered, freed or written by slots.
+#[test]
+fn blocks_of_seats_and_prefixes_are_not_the_callers() {
+    let config = CacheConfig::new(1, HEADS, DIM).with_bits(Bits::B8).direct().with_capacity(3, 640);
+    let mut cache: PagedKvCache =
+        PagedKvCache::new(config.clone(), PagePool::new(&config, 4).unwrap()).unwrap();
+    let seat = cache.open().unwrap();
+    append(&mut cache, seat, 64, 1);
+    let block = cache.block_table(seat).unwrap()[0];
+    let slots = [block as i64 * 64];
+    let over = |cache: &mut PagedKvCache| cache.begin_slots(&SlotBatch::new(&[0, 1], &[1], &[block], &slots));
+    assert!(matches!(over(&mut cache), Err(Error::Duplicate { .. })));
+    let prefix = cache.prefix(seat, 64).unwrap();
+    cache.close(seat).unwrap();
+    assert!(matches!(over(&mut cache), Err(Error::Duplicate { .. })));
+    let seat = cache.open().unwrap();
+    assert!(matches!(cache.set_block(seat, 0, block), Err(Error::OutOfRange { .. })));
+    assert!(matches!(cache.free_block(block), Err(Error::OutOfRange { .. })));
+    // Slots may read it and write behind it, into a block of the caller's.
+    let own = cache.allocate_block().unwrap();
+    let batch = ([block, own], [own as i64 * 64]);
+    cache.begin_slots(&SlotBatch::new(&[0, 1], &[65], &batch.0, &batch.1)).unwrap();
+    cache.cancel_step().unwrap();
+    cache.free_block(own).unwrap();
+    assert!(cache.free_block(own).is_err());
+    drop(prefix);
+    assert_eq!(cache.pool().free_blocks(), 4);
+}
+
+/// Imported pages take no blocks that the other sequences of a fixed batch count on.
+#[test]
+fn imports_leave_the_other_sequences_their_blocks() {
+    let config = CacheConfig::new(1, HEADS, DIM).with_capacity(2, 128);
+    let mut source = KvCache::new(config.clone().with_capacity(1, 400)).unwrap();
+    let x = numbers(400 * HEADS * DIM, 1);
+    let t = |n: usize| TensorRef::thd(&x[..n * HEADS * DIM], [n, HEADS, DIM]).unwrap();
+    source.append(0, &t(400), &t(400)).unwrap();
+    let mut cache = KvCache::new(config).unwrap();
+    for head in 0..HEADS {
+        cache.import_page(0, &source.export_page(0, 0, head, 0).unwrap()).unwrap();
+    }
+    let r = cache.import_page(0, &source.export_page(0, 0, 0, 1).unwrap());
+    assert!(matches!(r, Err(Error::Capacity { .. })), "{r:?}");
+    cache.append_varlen(0, &[0, 64, 192], &t(192), &t(192)).unwrap();
+    assert_eq!((cache.len(0), cache.len(1)), (128, 128));
 }

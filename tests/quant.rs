@@ -314,3 +314,28 @@ fn wrong_calls_are_typed_errors() {
     assert!(matches!(fp8::encode(&empty, tensor, None), Err(Error::Shape { .. })));
     assert!(fp8::value(Fp8Kind::E4M3, 0x7f).is_nan());
 }
+
+/// Sizes that no memory holds are refused, not computed with.
+#[test]
+fn sizes_that_overflow_are_refused() {
+    assert!(matches!(unpack(&[], Bits::B8, 1 << 62), Err(Error::Length { .. })));
+    assert!(unpack(&[], Bits::B3, usize::MAX).is_err());
+    let codes = |dims| Quantized::from_codes(dims, Bits::B1, 2, Axis::PerChannel, &[], &[]);
+    assert!(matches!(codes([1 << 63, 1, 4]), Err(Error::Shape { .. })));
+    let tensor = Fp8::e4m3(Granularity::Tensor);
+    assert!(Fp8Tensor::from_bytes([1 << 63, 2, 1], tensor, vec![], vec![1.0]).is_err());
+    // A view with strides of 0 has any number of tokens.
+    let shape = Shape { dims: [1 << 40, 1 << 30, 16], batch_tokens: 1 << 40, strides: [0, 0, 0, 1] };
+    let x = [0f32; 16];
+    let x = TensorRef::new(&x[..], shape).unwrap();
+    assert!(quantize(&x, &Affine::per_token(Bits::B4, 16)).is_err());
+    assert!(fp8::scales(&x, tensor).is_err() && fp8::encode(&x, tensor, None).is_err());
+}
+
+#[test]
+fn views_whose_sizes_overflow_are_refused() {
+    let x = [0f32; 4];
+    assert!(TensorRef::thd(&x[..], [1 << 32, 1 << 32, 2]).is_err());
+    assert!(TensorRef::bhtd(&x[..], [1 << 32, 1, 1 << 32, 2]).is_err());
+    assert!(TensorRef::bhtd_strided(&x[..], [1 << 32, 1, 1 << 32, 2], [0, 0, 0, 1]).is_err());
+}

@@ -8,11 +8,13 @@ pub(crate) struct Blocks {
     refs: Vec<u32>,
     /// Free ids, the next one last.
     free: Vec<i32>,
+    /// Blocks that a caller holds: taken one by one, in no seat's table yet.
+    lent: Vec<bool>,
 }
 
 impl Blocks {
     pub(crate) fn new(count: usize) -> Self {
-        Self { refs: vec![0; count], free: (0..count as i32).rev().collect() }
+        Self { refs: vec![0; count], free: (0..count as i32).rev().collect(), lent: vec![false; count] }
     }
 
     /// Blocks of the pool.
@@ -35,6 +37,23 @@ impl Blocks {
         let id = self.free.pop()?;
         self.refs[id as usize] = 1;
         Some(id)
+    }
+
+    /// A free block, now held by a caller.
+    pub(crate) fn lend(&mut self) -> Option<i32> {
+        let id = self.take()?;
+        self.lent[id as usize] = true;
+        Some(id)
+    }
+
+    /// Whether a caller holds a block.
+    pub(crate) fn is_lent(&self, id: i32) -> bool {
+        usize::try_from(id).is_ok_and(|i| self.lent.get(i).copied().unwrap_or(false))
+    }
+
+    /// Takes a block over from the caller that holds it; it keeps its owner.
+    pub(crate) fn take_over(&mut self, id: i32) {
+        self.lent[id as usize] = false;
     }
 
     /// One more owner. Ids below 0 (no block) are passed over.

@@ -9,6 +9,7 @@ use crate::backend::Backend;
 use crate::config::{AttendParams, CacheConfig};
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
+use crate::layout::TILE;
 
 /// A cache of `max_sequences` sequences, all open, that take the same number of new tokens in a step
 /// (`append_varlen` and `prefill_varlen`: any numbers).
@@ -85,6 +86,13 @@ impl<B: Backend> KvCache<B> {
         let layers = self.config().layers.len();
         if layer >= layers {
             return Err(Error::OutOfRange { what: "layer", got: layer as i64, limit: layers });
+        }
+        if rows > i32::MAX as usize {
+            return Err(Error::Shape {
+                what: "keys",
+                expected: "fewer than 2^31 rows".into(),
+                got: format!("{rows} rows"),
+            });
         }
         if starts.is_none() && !rows.is_multiple_of(n) {
             return Err(Error::Shape {
@@ -324,7 +332,19 @@ impl<B: Backend> KvCache<B> {
     /// # Errors
     /// As there.
     pub fn import_page(&mut self, sequence: usize, bytes: &[u8]) -> Result<bool> {
-        self.cache.import_page(self.seat(sequence)?, bytes)
+        let seat = self.seat(sequence)?;
+        // The pool holds the tiles that a sequence closes by itself, no more: others count on theirs.
+        let (needed, available) =
+            (self.cache.packed_len(seat)? / TILE + 1, self.config().blocks_per_sequence());
+        if needed > available {
+            return Err(Error::Capacity {
+                what: "closed tiles of a sequence",
+                needed,
+                available,
+                help: "append the newest tokens, they belong into the window; or build the cache with a larger max_tokens",
+            });
+        }
+        self.cache.import_page(seat, bytes)
     }
 
     /// See [`PagedKvCache::export_sinks`].

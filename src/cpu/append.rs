@@ -47,8 +47,9 @@ struct Closing<'a> {
 }
 
 impl Closing<'_> {
-    /// The 64 tokens of a tile, `[64][dim]`, rounded to the window dtype; sinks are zero.
-    fn gather(&self, op: usize, head: usize, tile: usize, x: &mut [f32]) {
+    /// The 64 tokens of a tile, `[64][dim]`, rounded to the window dtype; sinks are zero. Returns new values clamped.
+    fn gather(&self, op: usize, head: usize, tile: usize, x: &mut [f32]) -> usize {
+        let mut clamped = 0;
         let d = x.len() / TILE;
         for (i, row) in x.chunks_exact_mut(d).enumerate() {
             let t = tile * TILE + i;
@@ -59,7 +60,7 @@ impl Closing<'_> {
             match self.input {
                 Some(input) if t >= input.start => {
                     input.tensors[op].read_row(input.first_row + t - input.start, head, row);
-                    RowStore::round(self.dims.window_dtype, row);
+                    clamped += RowStore::round(self.dims.window_dtype, row);
                 }
                 _ => {
                     let w = &self.windows[op];
@@ -67,6 +68,7 @@ impl Closing<'_> {
                 }
             }
         }
+        clamped
     }
 
     fn close(&self, head: usize, tile: usize) -> u64 {
@@ -81,11 +83,12 @@ impl Closing<'_> {
         TILE_SCRATCH.with_borrow_mut(|x| {
             x.resize(TILE * self.dims.key_dim.max(self.dims.value_dim), 0.0);
             let keys = &mut x[..TILE * self.dims.key_dim];
-            self.gather(0, head, tile, keys);
-            let k = encode_tile(self.isa, &self.layer.config.key, kl, keys, skip, mean, ks, page);
+            let rounded = self.gather(0, head, tile, keys);
+            let k = rounded + encode_tile(self.isa, &self.layer.config.key, kl, keys, skip, mean, ks, page);
             let values = &mut x[..TILE * self.dims.value_dim];
-            self.gather(1, head, tile, values);
-            let v = encode_tile(self.isa, &self.layer.config.value, vl, values, skip, None, vs, page);
+            let rounded = self.gather(1, head, tile, values);
+            let v =
+                rounded + encode_tile(self.isa, &self.layer.config.value, vl, values, skip, None, vs, page);
             (k + v) as u64
         })
     }
@@ -137,7 +140,7 @@ impl Cpu {
             }
             let Some(seat) = s.seat else { continue };
             clamped += self.close(layer, seat, step.table(i), s.old_packed, s.new_packed, Some(input));
-            self.write_exact(layer, seat, s, &input);
+            clamped += self.write_exact(layer, seat, s, &input);
         }
         clamped
     }
@@ -185,11 +188,12 @@ impl Cpu {
         if jobs > 1 { (0..jobs).into_par_iter().map(job).sum() } else { (0..jobs).map(job).sum() }
     }
 
-    /// New tokens that stay exact: window rows behind the closed tiles, and sink rows.
-    fn write_exact(&mut self, layer: usize, seat: Seat, s: &SequenceStep, input: &Input<'_>) {
+    /// New tokens that stay exact: window rows behind the closed tiles, and sink rows. Returns values clamped.
+    fn write_exact(&mut self, layer: usize, seat: Seat, s: &SequenceStep, input: &Input<'_>) -> u64 {
         let rows = self.windows[0].rows();
         let sinks = self.dims.sinks;
         TILE_SCRATCH.with_borrow_mut(|x| {
+            let mut clamped = 0;
             for op in 0..2 {
                 let d = if op == 0 { self.dims.key_dim } else { self.dims.value_dim };
                 x.resize(x.len().max(d), 0.0);
@@ -198,15 +202,16 @@ impl Cpu {
                 {
                     for head in 0..self.dims.heads {
                         input.tensors[op].read_row(input.first_row + t - s.old_len, head, &mut x[..d]);
-                        if t < sinks {
-                            self.sinks[op].write(layer, seat.index(), head, t, &x[..d]);
+                        clamped += if t < sinks {
+                            self.sinks[op].write(layer, seat.index(), head, t, &x[..d])
                         } else {
-                            self.windows[op].write(layer, seat.index(), head, t % rows, &x[..d]);
-                        }
+                            self.windows[op].write(layer, seat.index(), head, t % rows, &x[..d])
+                        };
                     }
                 }
             }
-        });
+            clamped as u64
+        })
     }
 
     fn append_direct(&mut self, layer: usize, step: &Step, s: &SequenceStep, input: &Input<'_>) -> u64 {

@@ -1,5 +1,7 @@
 //! Exact rows: windows and sinks of all layers, seats and heads in one allocation of the window dtype.
 
+use crate::quant::affine::LIMIT;
+use crate::quant::page::clamp_finite;
 use crate::tensor::{Data, Dtype};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -74,14 +76,22 @@ impl RowStore {
         read_row(self.head(layer, seat, head), row, out);
     }
 
-    /// Writes row `row`, rounded to the dtype.
-    pub(super) fn write(&mut self, layer: usize, seat: usize, head: usize, row: usize, x: &[f32]) {
+    /// Writes row `row`, rounded to the dtype. Finite values that an f16 does not hold become the largest it does;
+    /// returns how many.
+    pub(super) fn write(&mut self, layer: usize, seat: usize, head: usize, row: usize, x: &[f32]) -> usize {
         let at = self.shape.at(layer, seat, head) + row * self.shape.dim;
         match &mut self.data {
-            RowData::F16(d) => d[at..at + x.len()].convert_from_f32_slice(x),
+            RowData::F16(d) => {
+                let d = &mut d[at..at + x.len()];
+                d.convert_from_f32_slice(x);
+                if x.iter().any(|x| x.abs() > LIMIT) {
+                    return saturate(d, x);
+                }
+            }
             RowData::Bf16(d) => d[at..at + x.len()].convert_from_f32_slice(x),
             RowData::F32(d) => d[at..at + x.len()].copy_from_slice(x),
         }
+        0
     }
 
     /// Copies all rows of a seat to another, in all layers.
@@ -97,14 +107,32 @@ impl RowStore {
         }
     }
 
-    /// Rounds values to the dtype of the rows, in place: what "exact" means for this cache.
-    pub(super) fn round(dtype: Dtype, x: &mut [f32]) {
+    /// Rounds values to the dtype of the rows, in place: what "exact" means for this cache. Returns how many finite
+    /// ones were clamped, as in `write`.
+    pub(super) fn round(dtype: Dtype, x: &mut [f32]) -> usize {
         match dtype {
-            Dtype::F32 => {}
-            Dtype::F16 => round_through::<f16>(x, f16::ZERO),
-            Dtype::Bf16 => round_through::<bf16>(x, bf16::ZERO),
+            Dtype::F32 => 0,
+            Dtype::F16 => {
+                let clamped = clamp_finite(x);
+                round_through::<f16>(x, f16::ZERO);
+                clamped
+            }
+            Dtype::Bf16 => {
+                round_through::<bf16>(x, bf16::ZERO);
+                0
+            }
         }
     }
+}
+
+/// Puts the largest f16 where a finite value is beyond it; returns how many there are.
+#[cold]
+fn saturate(half: &mut [f16], x: &[f32]) -> usize {
+    let beyond = |x: f32| x.is_finite() && x.abs() > LIMIT;
+    half.iter_mut().zip(x).filter(|(_, x)| beyond(**x)).for_each(|(h, x)| {
+        *h = f16::from_f32(LIMIT.copysign(*x));
+    });
+    x.iter().filter(|x| beyond(**x)).count()
 }
 
 fn round_through<T: Copy>(x: &mut [f32], zero: T)

@@ -38,9 +38,12 @@
 //! | FP8 | as 8 bits, bytes 0-3 hold columns 2t, 2t+1, 2t+8, 2t+9 | all |
 //! | F16, BF16 | `4 (mt NB + kb) + 2 (column half) + half` | low half = even column |
 
-use super::{Operand, OperandLayout, PageLayout, TILE, padded_rows};
+use super::{Operand, OperandLayout, PageLayout, TILE};
 use crate::error::{Error, Result};
 use crate::format::{Axis, Bits, Format};
+
+/// Channels of a head that a conversion takes at most: far more than a cache does, and no size overflows.
+const MAX_DIM: usize = 1 << 20;
 
 /// One of the two orders of a page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -160,8 +163,8 @@ pub fn pair_bytes(
 /// Rewrites a page from one order to the other. Sections keep their places; padding becomes 0.
 ///
 /// # Errors
-/// [`Error::Length`] if a slice is not one page; [`Error::Unsupported`] for head dims that are no multiple of 16,
-/// which fragment order does not have.
+/// [`Error::Length`] if a slice is not one page; [`Error::Unsupported`] for a layout that is not these formats' own, and for
+/// head dims that are no multiple of 16, which fragment order does not have.
 pub fn convert_page(
     key: &Format,
     value: &Format,
@@ -176,21 +179,19 @@ pub fn convert_page(
             return Err(Error::Length { what, expected: layout.page_bytes, got: len });
         }
     }
-    let operands = [(key, Operand::Key, &layout.key), (value, Operand::Value, &layout.value)];
-    for (format, operand, at) in operands {
-        let geometry = padded_rows(format, operand, at.dim)
-            * if operand == Operand::Key { at.dim } else { TILE }
-            * format.code_bits()
-            / 8;
-        if at.dim % 16 != 0 || geometry != at.code_bytes {
-            return Err(Error::Unsupported {
-                what: "page layout",
-                got: format!("{at:?}"),
-                why: "fragment order needs head dims that are multiples of 16, and the page's own formats"
-                    .into(),
-            });
-        }
+    let whole = |d: usize| d.is_multiple_of(16) && d <= MAX_DIM;
+    let groups = |f: &Format| f.as_affine().is_none_or(|a| a.group > 0);
+    let (k, v) = (layout.key.dim, layout.value.dim);
+    if !(whole(k) && whole(v) && groups(key) && groups(value)) || *layout != PageLayout::new(key, value, k, v)
+    {
+        return Err(Error::Unsupported {
+            what: "page layout",
+            got: format!("{layout:?}"),
+            why: "it is the one that PageLayout::new makes for these formats, with head dims that are multiples of 16"
+                .into(),
+        });
     }
+    let operands = [(key, Operand::Key, &layout.key), (value, Operand::Value, &layout.value)];
     out.fill(0);
     for (format, operand, at) in operands {
         let codes = at.codes..at.codes + at.code_bytes;
@@ -251,6 +252,7 @@ fn convert_pairs(
 mod tests {
     use super::*;
     use crate::format::{Affine, Fp8, Granularity};
+    use crate::layout::padded_rows;
 
     fn formats(dim: usize) -> Vec<Format> {
         let mut all: Vec<Format> = vec![Format::F16, Format::Bf16];

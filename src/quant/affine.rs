@@ -248,7 +248,7 @@ fn groups_body<const FMA: bool>(
 }
 
 dispatch! {
-    /// Fits neighbouring groups of `group` elements (at most 256; the last may be short) and writes their codes and
+    /// Fits neighbouring groups of `group` elements (at most 512; the last may be short) and writes their codes and
     /// pairs; returns how many elements were clamped to ±65504 (in place). The first `skip` elements of every
     /// group (sinks) get code 0 and take no part in range, mean and error. A group with NaN or infinity outside
     /// them has the pair (NaN, NaN) and codes 0; a wholly skipped one has (0, 0).

@@ -41,11 +41,11 @@ impl Live {
 fn tree<const P: usize>(t: &[f32; P]) -> f32 {
     let mut sums = [0f32; 8];
     for (l, sum) in sums.iter_mut().enumerate() {
-        let mut v = [0f32; 32];
+        let mut v = [0f32; 64];
         for k in 0..P / 8 {
             v[k] = t[8 * k + l];
         }
-        for half in [16, 8, 4, 2, 1] {
+        for half in [32, 16, 8, 4, 2, 1] {
             if 2 * half <= P / 8 {
                 for k in 0..half {
                     v[k] += v[k + half];
@@ -314,6 +314,8 @@ pub(crate) fn solve<const FMA: bool>(
         0..=32 => solve_padded::<32>(x, group, skip, open, bits, fit, pairs),
         33..=64 => solve_padded::<64>(x, group, skip, open, bits, fit, pairs),
         65..=128 => solve_padded::<128>(x, group, skip, open, bits, fit, pairs),
-        _ => solve_padded::<256>(x, group, skip, open, bits, fit, pairs),
+        129..=256 => solve_padded::<256>(x, group, skip, open, bits, fit, pairs),
+        // The whole head of a cache.
+        _ => solve_padded::<512>(x, group, skip, open, bits, fit, pairs),
     }
 }

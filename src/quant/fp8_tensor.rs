@@ -4,6 +4,7 @@ use crate::error::{Error, Result};
 use crate::format::{Fp8, Fp8Kind, Granularity};
 use crate::quant::fp8;
 use crate::quant::rows::RowsMut;
+use crate::quant::tensor::MAX_ELEMENTS;
 use crate::simd::Isa;
 use crate::tensor::{TensorMut, TensorRef};
 use rayon::prelude::*;
@@ -27,7 +28,7 @@ fn scale_count(dims: [usize; 3], format: Fp8) -> usize {
     }
 }
 
-fn check(dims: [usize; 3], format: Fp8, scales: &[f32]) -> Result<()> {
+fn check_dims(dims: [usize; 3]) -> Result<()> {
     if dims.contains(&0) {
         return Err(Error::Shape {
             what: "tensor",
@@ -35,6 +36,19 @@ fn check(dims: [usize; 3], format: Fp8, scales: &[f32]) -> Result<()> {
             got: format!("{dims:?}"),
         });
     }
+    let elements = dims.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
+    if elements.is_none_or(|n| n > MAX_ELEMENTS) {
+        return Err(Error::Shape {
+            what: "tensor",
+            expected: format!("at most {MAX_ELEMENTS} elements"),
+            got: format!("{dims:?}"),
+        });
+    }
+    Ok(())
+}
+
+fn check(dims: [usize; 3], format: Fp8, scales: &[f32]) -> Result<()> {
+    check_dims(dims)?;
     let expected = scale_count(dims, format);
     if scales.len() != expected {
         return Err(Error::Length { what: "scales", expected, got: scales.len() });
@@ -110,7 +124,7 @@ fn scale_of(format: Fp8, scales: &[f32], token: usize, head: usize, heads: usize
 /// [`Error::Shape`] for an empty tensor.
 pub fn scales(x: &TensorRef<'_>, format: Fp8) -> Result<Vec<f32>> {
     let dims @ [t, h, d] = x.dims();
-    check(dims, format, &vec![1.0; scale_count(dims, format)])?;
+    check_dims(dims)?;
     let mut rows = vec![0f32; t * h];
     rows.par_iter_mut().enumerate().for_each_init(
         || vec![0f32; d],

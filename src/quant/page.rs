@@ -27,7 +27,7 @@ fn word(section: &[u8], index: usize) -> u32 {
 }
 
 /// Clamps the finite elements beyond ±65504 and counts them.
-fn clamp_finite(x: &mut [f32]) -> usize {
+pub(crate) fn clamp_finite(x: &mut [f32]) -> usize {
     let mut clamped = 0;
     for v in x {
         if v.abs() > LIMIT && v.is_finite() {

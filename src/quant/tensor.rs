@@ -81,6 +81,9 @@ pub struct Quantized {
     clamped: usize,
 }
 
+/// Elements of a tensor at most: codes, pairs and bytes of that many have sizes that a `usize` counts.
+pub(crate) const MAX_ELEMENTS: usize = isize::MAX as usize / 64;
+
 /// Which element belongs to which pair.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Plan {
@@ -99,6 +102,14 @@ impl Plan {
             return Err(Error::Shape {
                 what: "tensor",
                 expected: "at least one token, head and channel".into(),
+                got: format!("{dims:?}"),
+            });
+        }
+        // A view with strides of 0 can claim more elements than any memory holds.
+        if t.checked_mul(h).and_then(|n| n.checked_mul(d)).is_none_or(|n| n > MAX_ELEMENTS) {
+            return Err(Error::Shape {
+                what: "tensor",
+                expected: format!("at most {MAX_ELEMENTS} elements"),
                 got: format!("{dims:?}"),
             });
         }
@@ -165,7 +176,7 @@ impl Quantized {
         pairs: &[(f32, f32)],
     ) -> Result<Self> {
         let plan = Plan::new(dims, dims[0].max(1), bits, group, axis)?;
-        check_len("codes", dims.iter().product(), codes.len())?;
+        check_len("codes", dims[0] * dims[1] * dims[2], codes.len())?;
         check_len("pairs", plan.pair_count(), pairs.len())?;
         check_codes(codes, bits)?;
         let isa = Isa::detect();

@@ -168,3 +168,56 @@ fn zero_constant_and_huge_values() {
         }
     }
 }
+
+/// The whole head is one group, up to the largest head and whatever the fit.
+#[test]
+fn the_largest_head_is_one_group_for_every_fit() {
+    for (dim, fit) in
+        [(320, Fit::ErrorOptimal), (512, Fit::HQQ), (512, Fit::ErrorOptimal), (512, Fit::MinMax)]
+    {
+        for bits in Bits::ALL {
+            let format = Affine::per_token(bits, dim).with_fit(fit);
+            let config = CacheConfig::new(1, 1, dim).with_key(format).with_value(format).with_sinks(0);
+            let mut c = KvCache::new(config.with_residual(Some(0)).with_capacity(1, 64)).unwrap();
+            let x = Rng::new(7).numbers(64 * dim);
+            let t = TensorRef::thd(&x, [64, 1, dim]).unwrap();
+            c.append(0, &t, &t).unwrap();
+            let (mut k, mut v) = (vec![0f32; x.len()], vec![0f32; x.len()]);
+            let mut view = TensorMut::thd(&mut k, [64, 1, dim]).unwrap();
+            c.dequantize(0, 0, &mut view, &mut TensorMut::thd(&mut v, [64, 1, dim]).unwrap()).unwrap();
+            let mean = x.iter().zip(&k).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / x.len() as f32;
+            let power = x.iter().map(|a| a * a).sum::<f32>() / x.len() as f32;
+            assert!(
+                (mean < power || bits.get() < 3) && mean.is_finite() && k == v,
+                "{dim} {bits:?} {fit:?}: {mean} of {power}"
+            );
+        }
+    }
+}
+
+/// A window of f16 clamps what an f16 does not hold, where the value waits and where it goes straight into a page.
+#[test]
+fn huge_values_are_clamped_by_an_f16_window() {
+    for chunk in [N, 10] {
+        let format = Affine::per_token(Bits::B8, D);
+        let config = CacheConfig::new(1, 1, D).with_key(format).with_value(format).with_capacity(1, 512);
+        let mut c: PagedKvCache =
+            PagedKvCache::new(config.clone(), PagePool::new(&config, 8).unwrap()).unwrap();
+        let seat = c.open().unwrap();
+        let mut x = vec![0.25; N * D];
+        for (token, value) in [(1, 1e30), (70, -1e30), (N - 1, 1e6)] {
+            x[token * D] = value; // a sink, a page, the window
+        }
+        for x in x.chunks(chunk * D) {
+            step(&mut c, seat, x, x, &[]);
+        }
+        let (k, v) = held(&c, seat);
+        assert!(k.iter().chain(&v).all(|x| x.is_finite()));
+        assert_eq!((k[D], k[(N - 1) * D], v[D]), (65504.0, 65504.0, 65504.0));
+        assert!((k[70 * D] + 65504.0).abs() < 64.0);
+        assert_eq!(c.stats().clamped_values, 6, "chunks of {chunk}");
+        // What is decoded into the window may be beyond the largest f16 too.
+        c.truncate(seat, 100).unwrap();
+        assert!(held(&c, seat).0.iter().all(|x| x.is_finite()));
+    }
+}

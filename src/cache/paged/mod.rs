@@ -143,7 +143,7 @@ impl<B: Backend> PagedKvCache<B> {
     /// # Errors
     /// [`Error::Capacity`] if the pool has none.
     pub fn allocate_block(&mut self) -> Result<i32> {
-        self.state.blocks.lock().take().ok_or(Error::Capacity {
+        self.state.blocks.lock().lend().ok_or(Error::Capacity {
             what: "blocks",
             needed: 1,
             available: 0,
@@ -154,15 +154,16 @@ impl<B: Backend> PagedKvCache<B> {
     /// Gives back a block taken with [`allocate_block`](Self::allocate_block) that no seat owns.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if nobody owns it, [`Error::Duplicate`] if a seat does.
+    /// [`Error::OutOfRange`] if no caller took it, [`Error::Duplicate`] if a seat owns it.
     pub fn free_block(&mut self, block: i32) -> Result<()> {
         if self.state.seats.iter().any(|s| s.table.contains(&block)) {
             return Err(Error::Duplicate { what: "owner of block", got: block as i64 });
         }
         let mut blocks = self.state.blocks.lock();
-        if blocks.refs(block) == 0 {
+        if !blocks.is_lent(block) {
             return Err(Error::OutOfRange { what: "block", got: block as i64, limit: blocks.count() });
         }
+        blocks.take_over(block);
         blocks.release(block);
         Ok(())
     }
@@ -198,7 +199,8 @@ impl<B: Backend> PagedKvCache<B> {
     ///
     /// # Errors
     /// As [`begin_step`](Self::begin_step); [`Error::OutOfRange`] or [`Error::Duplicate`] slots and blocks; a slot that is
-    /// not where the block table puts its token; [`Error::Unsupported`] in windowed mode.
+    /// not where the block table puts its token, or in a block that a seat or a prefix owns; [`Error::Unsupported`] in
+    /// windowed mode.
     pub fn begin_slots(&mut self, batch: &SlotBatch<'_>) -> Result<()> {
         self.state.begin_slots(batch)
     }

@@ -219,8 +219,8 @@ impl State {
         if tile * TILE < s.packed {
             return Err(Error::Released { what: "set_block", released: s.released, got: tile * TILE });
         }
-        let blocks = self.blocks.lock();
-        if blocks.refs(block) == 0 {
+        let mut blocks = self.blocks.lock();
+        if !blocks.is_lent(block) {
             let limit = blocks.count();
             return Err(Error::OutOfRange {
                 what: "block (take it with allocate_block)",
@@ -228,6 +228,7 @@ impl State {
                 limit,
             });
         }
+        blocks.take_over(block);
         drop(blocks);
         self.seat_mut(seat).table[tile] = block;
         Ok(())

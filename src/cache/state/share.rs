@@ -146,6 +146,8 @@ impl State {
                 why: format!("a layer still sees token {visible} (its sliding window); release at most that"),
             });
         }
+        // The last step's queries may still see what is freed here.
+        self.step.valid = false;
         let s = &mut self.seats[seat.index()];
         let end = token.min(s.packed) / TILE;
         let mut blocks = self.blocks.lock();

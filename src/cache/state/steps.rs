@@ -120,7 +120,8 @@ impl State {
             return Err(Error::Length { what: "block_tables", expected: n, got: batch.block_tables.len() });
         }
         let width = batch.block_tables.len() / n;
-        let count = self.blocks.lock().count();
+        let blocks = self.blocks.lock();
+        let count = blocks.count();
         let limit = count * TILE;
         for (i, &len) in batch.context_lens.iter().enumerate() {
             let range = batch.query_start[i] as usize..batch.query_start[i + 1] as usize;
@@ -163,9 +164,15 @@ impl State {
                         why: format!("its block table and context length put that token at slot {expected}"),
                     });
                 }
+                // Blocks of seats and prefixes are read here, never written.
+                let block = table[t / TILE];
+                if blocks.refs(block) > 0 && !blocks.is_lent(block) {
+                    return Err(Error::Duplicate { what: "owner of block", got: block as i64 });
+                }
                 t += 1;
             }
         }
+        drop(blocks);
         self.sorted.clear();
         self.sorted.extend(batch.slot_mapping.iter().filter(|s| **s >= 0));
         self.sorted.sort_unstable();
