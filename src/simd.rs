@@ -1,10 +1,9 @@
-//! Which instructions the CPU code uses. Every kernel is plain Rust over small arrays of lanes, compiled once a
-//! level; the level is chosen at run time. The compiler turns the lanes into vectors, so there is one source
-//! and nothing to keep in step.
+//! Which instructions the CPU code uses. A kernel is plain Rust over small arrays of lanes, compiled once a level; the
+//! level is chosen at run time. The compiler turns the lanes into vectors, so there is one source and nothing to keep
+//! in step. (Attention spells its few operations out: `cpu/attend/lanes.rs`.)
 //!
-//! All levels do the same operations in the same order and round the same, except for attention, where levels
-//! with FMA contract a product and a sum (`Isa::FMA`): encoders and decoders never do, so codes, pairs and decoded
-//! values have the same bits on every machine.
+//! All levels do the same operations in the same order. Encoders and decoders never contract a product and a sum, so codes,
+//! pairs and decoded values have the same bits on every machine; attention does where the level has FMA.
 
 use std::sync::OnceLock;
 
