@@ -63,6 +63,8 @@ fn configs() -> Vec<CacheConfig> {
 fn memory_is_what_the_cache_says() {
     // Inside a pool of its own, so that handing work to it is not counted.
     let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
+    // Threads allocate while they start: wait for all of them.
+    pool.broadcast(|_| std::thread::yield_now());
     pool.install(|| configs().into_iter().for_each(check));
 }
 

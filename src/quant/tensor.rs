@@ -1,12 +1,13 @@
 //! Quantization of whole tensors, without a cache: codes and pairs as plain data.
 //!
 //! ```
-//! use qkv::{Affine, Bits, TensorMut, TensorRef};
+//! use qkv::{Affine, Bits, Fit, TensorMut, TensorRef};
 //! use qkv::quant::{dequantize, quantize};
 //!
 //! let x: Vec<f32> = (0..6 * 2 * 64).map(|i| (i as f32 * 0.37).sin()).collect();
 //! // 6 tokens, 2 heads, 64 channels; 4 bits, groups of 32 channels
-//! let q = quantize(&TensorRef::thd(&x, [6, 2, 64])?, &Affine::per_token(Bits::B4, 32))?;
+//! let format = Affine::per_token(Bits::B4, 32).with_fit(Fit::MinMax);
+//! let q = quantize(&TensorRef::thd(&x, [6, 2, 64])?, &format)?;
 //! assert_eq!(q.packed().len(), 6 * 2 * 64 / 2);
 //! assert_eq!(q.pairs().len(), 6 * 2 * 2);
 //!
@@ -272,7 +273,7 @@ fn check_codes(codes: &[u8], bits: Bits) -> Result<()> {
 /// use qkv::{Bits, quant::{pack, unpack}};
 /// let codes = [1, 2, 3, 4, 5, 6, 7, 0, 1];
 /// let bytes = pack(&codes, Bits::B3)?;
-/// assert_eq!(bytes, [0b11_010_001, 0b1_101_100_0, 0b000_111_11, 0b001]);
+/// assert_eq!(bytes, [0b11_010_001, 0b0_101_100_0, 0b000_111_11, 0b001]);
 /// assert_eq!(unpack(&bytes, Bits::B3, 9)?, codes);
 /// # Ok::<(), qkv::Error>(())
 /// ```

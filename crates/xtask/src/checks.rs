@@ -41,12 +41,17 @@ const PARTS: [Part; 6] = [
         ],
         true,
     ),
-    ("unit tests", &["test", "--release", "--workspace", "--features", "qkv-candle/llama", "--lib"], true),
+    (
+        "unit tests",
+        &["test", "--release", "--no-fail-fast", "--workspace", "--features", "qkv-candle/llama", "--lib"],
+        true,
+    ),
     (
         "tests, golden ones too, and examples",
         &[
             "test",
             "--release",
+            "--no-fail-fast",
             "--workspace",
             "--features",
             "qkv-candle/llama",
