@@ -102,7 +102,8 @@ impl CacheConfig {
         (k.into(), v.into())
     }
 
-    /// The recommended formats of this width for all layers.
+    /// The recommended formats of this width for all layers, for the dims set so far; replaces what
+    /// [`with_layer`](Self::with_layer) set.
     pub fn with_bits(mut self, bits: Bits) -> Self {
         for l in &mut self.layers {
             l.key = Self::default_formats(bits, self.key_dim).0;
@@ -125,7 +126,7 @@ impl CacheConfig {
         self
     }
 
-    /// Formats of one layer.
+    /// Formats of one layer. (Its sliding window is the field `config.layers[layer].sliding_window`.)
     ///
     /// # Errors
     /// [`Error::OutOfRange`] if there is no such layer.
@@ -151,7 +152,7 @@ impl CacheConfig {
         self
     }
 
-    /// Separate channels of key and value heads.
+    /// Separate channels of key and value heads. Formats stay as they are: call it before [`with_bits`](Self::with_bits).
     pub fn with_dims(mut self, key_dim: usize, value_dim: usize) -> Self {
         (self.key_dim, self.value_dim) = (key_dim, value_dim);
         self

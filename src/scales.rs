@@ -10,6 +10,10 @@ const LARGEST: f32 = 1e30;
 ///
 /// A format with [`Granularity::Tensor`](crate::Granularity::Tensor) or
 /// [`Granularity::Head`](crate::Granularity::Head) needs them; unit scales have to be asked for by name.
+///
+/// A scale multiplies the code (`x = scale * float(byte)`), so it is about the largest magnitude over the largest byte
+/// ([`Fp8Kind::max`](crate::Fp8Kind::max)), not its inverse; [`quant::fp8::scales`](crate::quant::fp8::scales) computes it from
+/// a calibration tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scales {
     key: Vec<f32>,
@@ -23,7 +27,9 @@ impl Scales {
         Self { key: vec![1.0; layers], value: vec![1.0; layers], layers }
     }
 
-    /// One scale a layer, or one a layer and kv head (`[layers][kv_heads]`, row-major), for keys and values.
+    /// One scale a layer, or one a layer and kv head (`[layers][kv_heads]`, row-major), for keys and values. All layers have
+    /// an entry in both; where a layer's format is not static FP8 it is not read (give 1). Keys and values may differ in
+    /// the number a layer. `Tensor` takes one a layer only; `Head` takes either.
     ///
     /// # Errors
     /// [`Error::Length`] if the lengths are no multiple of `layers`; [`Error::Unsupported`] for a scale that is not

@@ -29,7 +29,9 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl PagePool {
-    /// Allocates `blocks` zero-filled blocks for caches of this configuration.
+    /// Allocates `blocks` zero-filled blocks for caches of this configuration. With `max_sequences` times
+    /// [`blocks_per_sequence`](CacheConfig::blocks_per_sequence), blocks never run out while no
+    /// [`Prefix`](crate::cache::Prefix) is kept; engines that queue or preempt give fewer.
     ///
     /// # Errors
     /// As [`CacheConfig::validate`]; [`Error::Capacity`] if the size does not fit in memory's address range.

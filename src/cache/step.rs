@@ -1,7 +1,8 @@
 //! The step buffer: what one step does to each sequence of the batch. `begin_step` writes it, every layer reads
 //! it, no layer changes it.
 
-/// A live sequence's small stable integer, from `open` to `close`.
+/// A live sequence's small stable integer, from `open` to `close`. Numbers are used again: a seat kept after `close` may
+/// name another sequence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(transparent)]
 pub struct Seat(u32);

@@ -53,7 +53,8 @@ pub struct DemoArgs {
 #[derive(Debug, Args)]
 pub struct QualityArgs {
     /// Schemes, separated by commas: f16, fp8, fp8-tensor, a number of bits, key/value/R/sinks; `-bare` behind one: R = 0,
-    /// no sinks.
+    /// no sinks. Keys and values: f16, e4m3, int4-c64 (4 bits, groups of 64 tokens of a channel), int4-t64 (of 64 channels of
+    /// a token); behind that -minmax, -opt or -hqq, -r64 (rotated), -m (centred keys).
     #[arg(
         long,
         value_delimiter = ',',

@@ -21,6 +21,35 @@ use crate::tensor::Dtype;
 /// has appended. Nothing is allocated in a step once its buffers have seen the largest batch.
 ///
 /// Tensors are `[rows, heads, dim]`; sequence `i` of the batch has rows `query_start[i]..query_start[i + 1]`.
+///
+/// ```
+/// use qkv::cache::{Batch, PagePool};
+/// use qkv::{AttendParams, Bits, CacheConfig, PagedKvCache, TensorMut, TensorRef};
+/// # fn main() -> qkv::Result<()> {
+/// let config = CacheConfig::new(1, 2, 64).with_bits(Bits::B4).with_capacity(8, 1024);
+/// let pool = PagePool::new(&config, 4 * config.blocks_per_sequence())?; // four full sequences; more if they share
+/// let mut cache: PagedKvCache = PagedKvCache::new(config, pool)?; // the type is needed: it names the backend
+///
+/// // One step: a prompt of 200 tokens and one of 30, the rows of one behind those of the other.
+/// let (a, b) = (cache.open()?, cache.open()?);
+/// cache.reserve(a, 200)?;
+/// cache.reserve(b, 30)?;
+/// cache.begin_step(&Batch::new(&[a, b], &[0, 200, 230]))?;
+/// let (q, kv, mut out) = (vec![0.1f32; 230 * 4 * 64], vec![0.2f32; 230 * 2 * 64], vec![0f32; 230 * 4 * 64]);
+/// let (q, kv) = (TensorRef::thd(&q, [230, 4, 64])?, TensorRef::thd(&kv, [230, 2, 64])?);
+/// for layer in 0..1 {
+///     let mut out = TensorMut::thd(&mut out, [230, 4, 64])?;
+///     cache.prefill(layer, &q, &kv, &kv, &AttendParams::new(), &mut out, None)?;
+/// }
+/// assert_eq!((cache.len(a)?, cache.len(b)?), (200, 30));
+///
+/// // 200 tokens have two closed tiles: a new sequence shares them and goes on with token 128.
+/// let prefix = cache.prefix(a, 200)?;
+/// let c = cache.open_with(&prefix)?;
+/// assert_eq!((prefix.tokens(), cache.len(c)?), (128, 128));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct PagedKvCache<B: Backend = Cpu> {
     config: CacheConfig,

@@ -109,7 +109,9 @@ impl<B: Backend> PagedKvCache<B> {
         Ok(())
     }
 
-    /// The first `tokens` of a sequence, rounded down to closed tiles, to start other sequences from.
+    /// The first `tokens` of a sequence, rounded down to closed tiles, to start other sequences from. It may hold fewer than
+    /// asked for, none of a prompt still in the window: a tile closes when R newer tokens have come. Go on with token
+    /// [`Prefix::tokens`].
     ///
     /// # Errors
     /// [`Error::UnknownSeat`], [`Error::StepOpen`], [`Error::BeyondLength`], [`Error::Released`].
