@@ -319,7 +319,9 @@ impl CacheConfig {
             Format::Affine(a) => {
                 match a.axis {
                     Axis::PerToken if a.group > dim => {
-                        return no(format!("the group is larger than the head ({dim} channels)"));
+                        return no(format!(
+                            "the group is larger than the head ({dim} channels); call with_dims before with_bits"
+                        ));
                     }
                     Axis::PerToken if ![32, 64, 128, dim].contains(&a.group) => {
                         return no("per-token groups in a cache are 32, 64, 128 or the whole head".into());
@@ -356,7 +358,10 @@ impl CacheConfig {
                     return no(format!("one scale a tensor, but the scales hold {per} a layer"));
                 }
                 if p.granularity == Granularity::Head && per != self.kv_heads && per != 1 {
-                    return no(format!("one scale a head, but the scales hold {per} a layer"));
+                    return no(format!(
+                        "one scale a head, but the scales hold {per} a layer; give {} or 1",
+                        self.kv_heads
+                    ));
                 }
                 Ok(())
             }

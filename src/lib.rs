@@ -70,7 +70,7 @@ mod simd;
 mod tensor;
 
 pub use attention::{attention, merge_states};
-pub use cache::{KvCache, PagedKvCache};
+pub use cache::{Batch, KvCache, PagePool, PagedKvCache, Prefix, Seat};
 pub use config::{AttendParams, CacheConfig, LayerConfig};
 pub use cpu::{Cpu, CpuSnapshot};
 pub use error::{Error, Result};

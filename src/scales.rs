@@ -32,12 +32,19 @@ impl Scales {
     /// the number a layer. `Tensor` takes one a layer only; `Head` takes either.
     ///
     /// # Errors
-    /// [`Error::Length`] if the lengths are no multiple of `layers`; [`Error::Unsupported`] for a scale that is not
-    /// between 1e-30 and 1e30.
+    /// [`Error::Unsupported`] if a length is no multiple of `layers`, or for a scale that is not between 1e-30 and
+    /// 1e30.
     pub fn new(layers: usize, key: Vec<f32>, value: Vec<f32>) -> Result<Self> {
         for (what, s) in [("key scales", &key), ("value scales", &value)] {
             if s.is_empty() || layers == 0 || !s.len().is_multiple_of(layers) {
-                return Err(Error::Length { what, expected: layers, got: s.len() });
+                return Err(Error::Unsupported {
+                    what,
+                    got: format!("{} values", s.len()),
+                    why: format!(
+                        "{layers} layers need {layers} values or {layers} * kv_heads; layers that are not static FP8 need an \
+                         entry too, give 1"
+                    ),
+                });
             }
             if let Some(x) = s.iter().find(|x| !(SMALLEST..=LARGEST).contains(*x)) {
                 return Err(Error::Unsupported {

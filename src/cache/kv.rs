@@ -44,7 +44,7 @@ impl<B: Backend> KvCache<B> {
         config.validate()?;
         let n = config.max_sequences;
         let blocks = config.blocks_per_sequence().saturating_mul(n);
-        let mut cache = PagedKvCache::new(config.clone(), PagePool::new(&config, blocks)?)?;
+        let mut cache = PagedKvCache::on_backend(config.clone(), PagePool::new(&config, blocks)?)?;
         let seats = (0..n).map(|_| cache.open()).collect::<Result<_>>()?;
         Ok(Self { cache, seats, starts: Vec::with_capacity(n + 1) })
     }

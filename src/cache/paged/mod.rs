@@ -28,7 +28,7 @@ use crate::tensor::Dtype;
 /// # fn main() -> qkv::Result<()> {
 /// let config = CacheConfig::new(1, 2, 64).with_bits(Bits::B4).with_capacity(8, 1024);
 /// let pool = PagePool::new(&config, 4 * config.blocks_per_sequence())?; // four full sequences; more if they share
-/// let mut cache: PagedKvCache = PagedKvCache::new(config, pool)?; // the type is needed: it names the backend
+/// let mut cache = PagedKvCache::new(config, pool)?;
 ///
 /// // One step: a prompt of 200 tokens and one of 30, the rows of one behind those of the other.
 /// let (a, b) = (cache.open()?, cache.open()?);
@@ -57,18 +57,32 @@ pub struct PagedKvCache<B: Backend = Cpu> {
     pub(super) backend: B,
 }
 
-impl<B: Backend> PagedKvCache<B> {
-    /// A cache over a pool made for the same configuration.
+impl PagedKvCache {
+    /// A cache on the CPU over a pool made for the same configuration.
     ///
     /// # Errors
     /// As [`CacheConfig::validate`]; [`Error::Unsupported`] if the pool is for another configuration.
     pub fn new(config: CacheConfig, pool: PagePool) -> Result<Self> {
+        Self::on_backend(config, pool)
+    }
+}
+
+impl<B: Backend> PagedKvCache<B> {
+    /// A cache on the backend `B` over a pool made for the same configuration.
+    ///
+    /// # Errors
+    /// As [`PagedKvCache::new`].
+    pub fn on_backend(config: CacheConfig, pool: PagePool) -> Result<Self> {
         config.validate()?;
         if pool.configuration_hash() != config.hash() || pool.block_bytes() != config.block_bytes()? {
             return Err(Error::Unsupported {
                 what: "pool",
-                got: format!("blocks of {} bytes", pool.block_bytes()),
-                why: "it was made for another configuration; use PagePool::new with this one".into(),
+                got: format!("a pool of configuration {:016x}", pool.configuration_hash()),
+                why: format!(
+                    "this cache is of configuration {:016x}; dims, heads, formats, sinks and static scales must be the \
+                     same, so use PagePool::new with this configuration",
+                    config.hash()
+                ),
             });
         }
         let state = State::new(&config, pool.blocks.clone());

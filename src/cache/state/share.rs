@@ -143,7 +143,14 @@ impl State {
             return Err(Error::Unsupported {
                 what: "release_before",
                 got: token.to_string(),
-                why: format!("a layer still sees token {visible} (its sliding window); release at most that"),
+                why: match self.widest_window {
+                    Some(_) => {
+                        format!("a layer's sliding window still sees token {visible}; release at most that")
+                    }
+                    None => {
+                        "a layer has no sliding window and sees every token; nothing can be released".into()
+                    }
+                },
             });
         }
         // The last step's queries may still see what is freed here.

@@ -10,7 +10,11 @@ impl State {
     /// Checks the rows of a batch; returns how many there are.
     fn check_rows(query_start: &[i32], sequences: usize, slots: Option<&[i64]>) -> Result<usize> {
         if sequences == 0 {
-            return Err(Error::Length { what: "sequences of a step (at least)", expected: 1, got: 0 });
+            return Err(Error::Length {
+                what: "seats of a step (it needs at least one)",
+                expected: 1,
+                got: 0,
+            });
         }
         if query_start.len() != sequences + 1 {
             return Err(Error::Length {
