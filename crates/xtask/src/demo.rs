@@ -152,9 +152,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         schemes.iter().map(|s| bytes_at(&model, s, &filler, LENGTHS[0])).collect::<Result<Vec<_>>>()?;
     let measured = quality::measure(&model, &windows, &schemes)?;
     let checks = if windows.standard && opened.standard {
-        quality::check(&measured, args.windows, &schemes)?
+        quality::check(&measured, args.windows, &schemes)
     } else {
-        vec!["the known figures are for the standard model and text only".to_string()]
+        quality::Checks::unknown("the known figures are for the standard model and text only")
     };
     let half = half_bytes(&model.cache_config(1), 1);
     let rows = schemes
@@ -182,7 +182,7 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         source: windows.source.clone(),
         windows: windows.ids.len(),
         exact: measured.exact,
-        checks,
+        checks: checks.said.clone(),
         rows,
         peers: if comparable { peers::peers(args.windows)? } else { Vec::new() },
         peer_texts: if opened.standard && args.prompt == "hello," && !args.chat {
@@ -196,7 +196,8 @@ pub fn run(args: &DemoArgs) -> Result<()> {
         cores: rayon::current_num_threads(),
         seconds: start.elapsed().as_secs_f64(),
     };
-    write(&report, args)
+    write(&report, args)?;
+    checks.result()
 }
 
 /// `bytes_used` of a cache filled to `tokens`.
@@ -257,10 +258,10 @@ pub fn run_quality(args: &QualityArgs) -> Result<()> {
     let configs =
         schemes.iter().map(|s| s.config(model.cache_config(LENGTHS[0]), None)).collect::<Result<Vec<_>>>()?;
     let measured = quality::measure(&model, &windows, &schemes)?;
+    let mut checks = quality::Checks::default();
     if windows.standard && opened.standard {
-        for line in quality::check(&measured, args.windows, &schemes)? {
-            eprintln!("checked: {line}");
-        }
+        checks = quality::check(&measured, args.windows, &schemes);
+        checks.said.iter().for_each(|line| eprintln!("checked: {line}"));
     }
     let mut table = Table::new(["scheme", "formats", "bits", "ppl", "KL (nats)", "top-1 %", "s"]);
     let mut rows = Vec::new();
@@ -294,5 +295,5 @@ pub fn run_quality(args: &QualityArgs) -> Result<()> {
             table.markdown()
         );
     }
-    Ok(())
+    checks.result()
 }
