@@ -8,7 +8,6 @@ pub mod fp8;
 mod fp8_tensor;
 pub(crate) mod hadamard;
 mod half16;
-#[allow(dead_code)]
 pub(crate) mod page;
 pub(crate) mod rows;
 mod tensor;
