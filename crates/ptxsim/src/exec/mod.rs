@@ -1,0 +1,4 @@
+//! Runs kernels: grids, blocks, warps.
+
+pub mod launch;
+pub mod regs;

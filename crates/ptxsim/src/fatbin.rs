@@ -1,0 +1,1 @@
+//! Fatbins: what nvcc puts PTX and cubins into.

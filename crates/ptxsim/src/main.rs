@@ -1,0 +1,3 @@
+//! `ptxsim info` and `ptxsim run`.
+
+fn main() {}

@@ -1,0 +1,6 @@
+//! PTX text: lexer, parser and what they make.
+//!
+//! The grammar is the PTX ISA manual's. Opcode modifiers are kept as a list without meaning: what an instruction does
+//! is decided where it is executed (`crate::alu`, `crate::program`).
+
+pub mod ast;
