@@ -106,7 +106,10 @@ impl State {
     /// The capture of a stream and the nodes that its next one would come after.
     pub(crate) fn frontier(&mut self, stream: u64) -> Outcome<(u64, Vec<usize>)> {
         match self.streams.get(&stream).and_then(|s| s.capture) {
-            Some(id) => Ok((id, self.captures.get(&id).and_then(|c| c.streams.get(&stream)).cloned().unwrap_or_default())),
+            Some(id) => Ok((
+                id,
+                self.captures.get(&id).and_then(|c| c.streams.get(&stream)).cloned().unwrap_or_default(),
+            )),
             None => fail(Code::IllegalState, "the stream does not capture"),
         }
     }
@@ -175,7 +178,9 @@ impl State {
         let Some(s) = self.streams.get(&stream).filter(|s| s.legacy) else { return Ok(()) };
         let context = s.context;
         let of_blocking = |o: &&super::stream::Stream| o.context == context && o.blocking();
-        let Some(id) = self.streams.values().filter(of_blocking).find_map(|o| o.capture) else { return Ok(()) };
+        let Some(id) = self.streams.values().filter(of_blocking).find_map(|o| o.capture) else {
+            return Ok(());
+        };
         self.invalidate_capture(id, "use of the legacy stream");
         fail(Code::CaptureImplicit, "the legacy stream would wait for a blocking stream that captures")
     }
@@ -197,7 +202,11 @@ impl State {
         }
         let here = thread::current().id();
         let minded = |c: &Capture| {
-            if c.thread == here { c.mode != Mode::Relaxed } else { mode == Mode::Global && c.mode == Mode::Global }
+            if c.thread == here {
+                c.mode != Mode::Relaxed
+            } else {
+                mode == Mode::Global && c.mode == Mode::Global
+            }
         };
         let ids: Vec<u64> = self.captures.iter().filter(|(_, c)| minded(c)).map(|(id, _)| *id).collect();
         if ids.is_empty() {
@@ -206,7 +215,10 @@ impl State {
         for id in ids {
             self.invalidate_capture(id, name);
         }
-        fail(Code::CaptureUnsupported, format!("{name} may not be called while a stream captures (see the capture modes)"))
+        fail(
+            Code::CaptureUnsupported,
+            format!("{name} may not be called while a stream captures (see the capture modes)"),
+        )
     }
 
     /// A stream is destroyed.

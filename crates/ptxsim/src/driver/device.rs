@@ -39,7 +39,13 @@ fn attribute(card: &Card, attribute: i32) -> Outcome<i32> {
         76 => (card.cc % 10) as i32,
         78..=80 => 1,
         81 => card.shared_per_sm as i32,
-        87 => if card.cc == 80 || card.cc == 90 { 2 } else { 64 },
+        87 => {
+            if card.cc == 80 || card.cc == 90 {
+                2
+            } else {
+                64
+            }
+        }
         90 => 1,
         95 => 1,
         97 => card.shared_per_block_optin as i32,

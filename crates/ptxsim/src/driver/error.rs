@@ -131,7 +131,11 @@ pub(crate) fn invalid<T>(reason: impl Into<String>) -> Outcome<T> {
     fail(Code::InvalidValue, reason)
 }
 
-fn put_text(number: i32, out: usize, pick: fn(&(i32, &'static CStr, &'static CStr)) -> &'static CStr) -> Outcome {
+fn put_text(
+    number: i32,
+    out: usize,
+    pick: fn(&(i32, &'static CStr, &'static CStr)) -> &'static CStr,
+) -> Outcome {
     match row(number) {
         Some(row) => host::put(out, pick(row).as_ptr() as usize),
         None => {

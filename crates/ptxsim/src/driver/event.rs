@@ -62,7 +62,7 @@ impl State {
     }
 }
 
-fn record(handle: u64, stream: u64, flags: u32) -> Outcome {
+pub(crate) fn record(handle: u64, stream: u64, flags: u32) -> Outcome {
     if flags & !1 != 0 {
         return invalid(format!("flags {flags:#x}"));
     }
@@ -128,7 +128,9 @@ fn elapsed(out: usize, start: u64, end: u64) -> Outcome {
         }
         *time = match &event.recorded {
             None => return fail(Code::InvalidHandle, "an event that was never recorded"),
-            Some(Recorded::Captured(..)) => return fail(Code::CapturedEvent, "the event was last recorded in a capture"),
+            Some(Recorded::Captured(..)) => {
+                return fail(Code::CapturedEvent, "the event was last recorded in a capture");
+            }
             Some(Recorded::Work(op, stamp)) if guard.is_done(*op) => stamp.get(),
             Some(Recorded::Work(..)) => return Err(Code::NotReady.into()),
         };

@@ -59,7 +59,9 @@ fn transfer(mut local: usize, mut remote: usize, len: usize, write: bool) -> Cop
         match usize::try_from(n) {
             Ok(0) => return Copied::Until(done),
             Ok(n) => (done, local, remote) = (done + n, local + n, remote + n),
-            Err(_) if io::Error::last_os_error().raw_os_error() == Some(EFAULT) => return Copied::Until(done),
+            Err(_) if io::Error::last_os_error().raw_os_error() == Some(EFAULT) => {
+                return Copied::Until(done);
+            }
             Err(_) => return Copied::Unavailable,
         }
     }

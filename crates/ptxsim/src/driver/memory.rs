@@ -112,8 +112,8 @@ impl State {
     }
 
     /// Notes an allocation.
-    pub(crate) fn note(&mut self, address: u64, context: u64, bytes: u64, graph: bool) {
-        self.allocations.insert(address, Allocated { context, bytes, freeing: false, graph });
+    pub(crate) fn note(&mut self, address: u64, context: u64, graph: bool) {
+        self.allocations.insert(address, Allocated { context, freeing: false, graph });
     }
 
     /// The allocation that is to be freed.
@@ -140,7 +140,7 @@ pub(crate) fn alloc_async(out: usize, bytes: u64, handle: u64) -> Outcome {
     let captured = guard.captured(stream)?;
     let address = guard.device_of(context)?.alloc(bytes)?;
     host::put(out, address)?;
-    guard.note(address, context, bytes, captured);
+    guard.note(address, context, captured);
     if captured {
         guard.add_node(stream, Action::Nothing)?;
     }
@@ -221,7 +221,13 @@ fn to_device(to: u64, from: usize, bytes: usize, how: How) -> Outcome {
     } else {
         Source::Taken(host::bytes(from, bytes)?.into())
     };
-    how.end(guard, stream, context, Action::ToDevice { device, to, from: source }, matches!(how, How::Plain(_)))
+    how.end(
+        guard,
+        stream,
+        context,
+        Action::ToDevice { device, to, from: source },
+        matches!(how, How::Plain(_)),
+    )
 }
 
 fn to_host(to: usize, from: u64, bytes: usize, how: How) -> Outcome {
@@ -299,7 +305,9 @@ fn fill<const N: usize>(area: Fill, value: [u8; N], how: How) -> Outcome {
     }
     let row = width.checked_mul(size).filter(|row| height <= 1 || *row <= pitch);
     let Some(row) = row else {
-        return invalid(format!("rows of {width} values of {size} bytes do not fit a pitch of {pitch} bytes"));
+        return invalid(format!(
+            "rows of {width} values of {size} bytes do not fit a pitch of {pitch} bytes"
+        ));
     };
     if width == 0 || height == 0 {
         return Ok(());
@@ -410,7 +418,7 @@ api! {
         guard.refuse_unsafe("cuMemAlloc")?;
         let address = guard.device_of(context)?.alloc(bytes)?;
         host::put(out, address)?;
-        guard.note(address, context, bytes, false);
+        guard.note(address, context, false);
         Ok(())
     }
     fn cuMemAllocPitch_v2(out: usize, pitch: usize, width: u64, height: u64, element: u32) {
@@ -429,7 +437,7 @@ api! {
         let address = guard.device_of(context)?.alloc(bytes)?;
         host::put(out, address)?;
         host::put(pitch, row)?;
-        guard.note(address, context, bytes, false);
+        guard.note(address, context, false);
         Ok(())
     }
     fn cuMemFree_v2(address: u64) {

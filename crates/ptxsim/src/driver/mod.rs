@@ -14,6 +14,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 macro_rules! api {
     ($($(#[$attribute:meta])* fn $name:ident($($argument:ident: $ty:ty),* $(,)?) $body:block)*) => { $(
         $(#[$attribute])*
+        #[doc = concat!("`", stringify!($name), "`")]
         #[unsafe(no_mangle)]
         #[allow(non_snake_case, unreachable_pub, clippy::too_many_arguments, reason = "the driver API's")]
         pub extern "C" fn $name($($argument: $ty),*) -> i32 {

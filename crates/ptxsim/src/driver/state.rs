@@ -75,7 +75,6 @@ pub(crate) enum Kind {
     Module,
     Function,
     Graph,
-    Node,
     Exec,
     Pool,
 }
@@ -118,7 +117,6 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocated {
     pub(crate) context: u64,
-    pub(crate) bytes: u64,
     /// Handed to `cuMemFreeAsync`; the operation has not run yet.
     pub(crate) freeing: bool,
     /// Belongs to a graph's allocation node.

@@ -81,9 +81,10 @@ impl State {
     /// What an operation on a stream comes after.
     pub(crate) fn predecessors(&self, stream: u64) -> Vec<OpId> {
         let Some(s) = self.streams.get(&stream) else { return Vec::new() };
-        let others = self.streams.values().filter(|o| {
-            o.context == s.context && ((s.legacy && o.blocking()) || (o.legacy && s.blocking()))
-        });
+        let others = self
+            .streams
+            .values()
+            .filter(|o| o.context == s.context && ((s.legacy && o.blocking()) || (o.legacy && s.blocking())));
         others.filter_map(|o| o.last).chain(s.last).collect()
     }
 
@@ -224,7 +225,11 @@ api! {
 impl State {
     /// What waiting for a stream waits for.
     fn predecessors_to_wait(&self, stream: u64) -> Vec<OpId> {
-        if self.streams[&stream].legacy { self.predecessors(stream) } else { self.streams[&stream].last.into_iter().collect() }
+        if self.streams[&stream].legacy {
+            self.predecessors(stream)
+        } else {
+            self.streams[&stream].last.into_iter().collect()
+        }
     }
 
     /// The fault of a context, after waiting.

@@ -50,12 +50,38 @@ pub(crate) enum Action {
     /// Orders others.
     Nothing,
     Kernel(Arc<KernelCall>),
-    ToDevice { device: Arc<Device>, to: u64, from: Source },
-    ToHost { device: Arc<Device>, to: usize, from: u64, bytes: usize },
-    OnDevice { to: (Arc<Device>, u64), from: (Arc<Device>, u64), bytes: u64 },
-    Fill { device: Arc<Device>, to: u64, value: Value, width: u64, height: u64, pitch: u64 },
-    Free { device: Arc<Device>, address: u64 },
-    Host { function: usize, data: usize },
+    ToDevice {
+        device: Arc<Device>,
+        to: u64,
+        from: Source,
+    },
+    ToHost {
+        device: Arc<Device>,
+        to: usize,
+        from: u64,
+        bytes: usize,
+    },
+    OnDevice {
+        to: (Arc<Device>, u64),
+        from: (Arc<Device>, u64),
+        bytes: u64,
+    },
+    Fill {
+        device: Arc<Device>,
+        to: u64,
+        value: Value,
+        width: u64,
+        height: u64,
+        pitch: u64,
+    },
+    Free {
+        device: Arc<Device>,
+        address: u64,
+    },
+    Host {
+        function: usize,
+        data: usize,
+    },
     Record(Arc<Stamp>),
 }
 
@@ -190,7 +216,11 @@ impl State {
                 self.poison(op.context, code);
             }
             Ended::Failed(failure) => {
-                eprintln!("ptxsim: an operation of a stream failed: {}: {}", failure.code.name(), failure.reason);
+                eprintln!(
+                    "ptxsim: an operation of a stream failed: {}: {}",
+                    failure.code.name(),
+                    failure.reason
+                );
                 self.poison(op.context, failure.code);
             }
         }
@@ -296,7 +326,13 @@ impl Action {
     fn run(&self) -> Ended {
         if let Self::Kernel(call) = self {
             let KernelCall { kernel, launch, device, options } = call.as_ref();
-            return match crate::exec::launch::launch(kernel, launch, &device.memory.view(), device.card, options) {
+            return match crate::exec::launch::launch(
+                kernel,
+                launch,
+                &device.memory.view(),
+                device.card,
+                options,
+            ) {
                 Ok(stats) => Ended::Counted(Box::new(stats)),
                 Err(fault) => Ended::Faulty(fault),
             };
