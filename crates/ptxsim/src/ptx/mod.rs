@@ -13,6 +13,8 @@ mod operand;
 mod parser;
 mod scope;
 mod special;
+#[cfg(test)]
+mod tests;
 
 pub use error::{ParseError, ParseErrors};
 pub use parser::parse;

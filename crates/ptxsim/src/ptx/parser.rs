@@ -191,13 +191,25 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Goes on after the next semicolon or closing brace.
-    pub(super) fn skip_statement(&mut self) {
-        while self.peek().kind != Kind::End && !self.is_punct("}") && !self.is_punct("{") {
-            if self.accept(";") {
-                return;
+    /// Goes on at the next directive that starts something in module scope; a body on the way is skipped.
+    fn skip_item(&mut self) {
+        let mut previous = "";
+        while self.peek().kind != Kind::End {
+            let text = self.text_of(self.peek());
+            match self.dotted() {
+                Some(
+                    ".visible" | ".extern" | ".weak" | ".common" | ".entry" | ".func" | ".file" | ".section"
+                    | ".alias",
+                ) => return,
+                Some(".global" | ".const" | ".shared") if matches!(previous, ";" | "}") => return,
+                _ => {}
+            }
+            if text == "{" && self.skip_braces().is_ok() {
+                previous = "}";
+                continue;
             }
             self.at += 1;
+            previous = text;
         }
     }
 }
@@ -215,18 +227,9 @@ impl<'a> Parser<'a> {
                 if !self.report(error) {
                     return;
                 }
-                self.skip_statement();
-                if self.is_punct("{") {
-                    // the body of something whose head was wrong
-                    if let Err(error) = self.skip_braces() {
-                        self.report(error);
-                        return;
-                    }
-                } else {
-                    self.accept("}");
-                }
                 // whatever happens, go forward
                 self.at = self.at.max(before + 1);
+                self.skip_item();
             }
         }
         self.close();
