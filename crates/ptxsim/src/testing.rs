@@ -61,16 +61,27 @@ impl Driver {
 /// # Panics
 /// If the simulator is wanted and its shared library is not found, or `PTXSIM_DRIVER` is neither.
 pub fn ensure_driver() -> Driver {
+    choose(|| match std::env::var(CHOICE).ok().as_deref() {
+        Some("real") => true,
+        Some("sim") => false,
+        None | Some("") => real_driver_works(),
+        Some(other) => panic!("{CHOICE}={other}: real or sim"),
+    })
+}
+
+/// The simulator, whatever else there is: for tests that only it can pass.
+///
+/// # Panics
+/// If [`ensure_driver`] chose a real driver before, or the shared library is not found.
+pub fn ensure_simulator() -> Simulator {
+    let driver = choose(|| false);
+    driver.simulator().expect("this process has loaded a real driver")
+}
+
+fn choose(real: impl FnOnce() -> bool) -> Driver {
     static DRIVER: OnceLock<Driver> = OnceLock::new();
     *DRIVER.get_or_init(|| {
-        let choice = std::env::var(CHOICE).ok();
-        let real = match choice.as_deref() {
-            Some("real") => true,
-            Some("sim") => false,
-            None | Some("") => real_driver_works(),
-            Some(other) => panic!("{CHOICE}={other}: real or sim"),
-        };
-        if real {
+        if real() {
             eprintln!("ptxsim: the CUDA driver is the real one");
             Driver::Real
         } else {
