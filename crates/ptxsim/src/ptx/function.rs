@@ -17,9 +17,15 @@ pub(super) struct Body<'a> {
     taken: HashSet<String>,
     /// Names in instructions that may be labels declared later: where they stand and their scope.
     pub(super) forward: Vec<Forward<'a>>,
-    /// `.branchtargets`: index into the function's list, scope, and the labels as written.
-    targets: Vec<(usize, usize, Vec<(&'a str, Token)>)>,
+    targets: Vec<Targets<'a>>,
     location: Location,
+}
+
+/// A `.branchtargets`: index into the function's list, scope, and the labels as written.
+struct Targets<'a> {
+    index: usize,
+    scope: usize,
+    labels: Vec<(&'a str, Token)>,
 }
 
 /// A name that may be a label.
@@ -255,7 +261,8 @@ impl<'a> Parser<'a> {
                     }
                 }
                 self.expect(";")?;
-                body.targets.push((body.function.branch_targets.len(), body.scopes.current(), labels));
+                let (index, scope) = (body.function.branch_targets.len(), body.scopes.current());
+                body.targets.push(Targets { index, scope, labels });
                 body.function.branch_targets.push((unique.clone(), Vec::new()));
                 Label::Table(unique)
             }
@@ -409,7 +416,7 @@ impl<'a> Parser<'a> {
                 }
             }
         }
-        for (index, scope, labels) in std::mem::take(&mut body.targets) {
+        for Targets { index, scope, labels } in std::mem::take(&mut body.targets) {
             for (name, token) in labels {
                 if let Some(Label::Code(label)) = body.scopes.label(name, scope) {
                     let unique = body.function.labels[*label].0.clone();
