@@ -4,3 +4,17 @@
 //! is decided where it is executed (`crate::alu`, `crate::program`).
 
 pub mod ast;
+mod declare;
+mod error;
+mod expr;
+mod function;
+mod lexer;
+mod operand;
+mod parser;
+mod scope;
+mod special;
+#[cfg(test)]
+mod tests;
+
+pub use error::{ParseError, ParseErrors};
+pub use parser::parse;
