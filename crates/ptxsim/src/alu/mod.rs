@@ -12,6 +12,8 @@ mod lanes;
 mod moves;
 mod parse;
 mod soft;
+#[cfg(test)]
+mod tests;
 
 use crate::exec::regs::Form;
 use crate::options::Options;
