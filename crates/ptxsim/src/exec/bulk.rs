@@ -4,6 +4,7 @@ use super::access::{Done, addresses, shared_place, trouble};
 use super::gang::{Context, Gang};
 use super::regs::Mask;
 use super::shared::Who;
+use super::tensor;
 use super::warp::{Warp, try_each};
 use crate::driver::tensor_map::TensorMap;
 use crate::fault::{Fault, FaultKind};
@@ -167,10 +168,8 @@ impl Gang {
             Some(b) => b.to_vec(),
             None => read_global(cx, warp, address, 128, lane)?,
         };
-        match TensorMap::decode(&bytes) {
-            Some(map) => Ok(map),
-            None => trouble(FaultKind::Trap, lane, "the tensor map was not made by cuTensorMapEncodeTiled"),
-        }
+        let bytes: [u8; 128] = bytes.try_into().unwrap_or([0; 128]);
+        TensorMap::decode(&bytes).or_else(|e| trouble(FaultKind::Trap, lane, e.to_string()))
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -186,21 +185,21 @@ impl Gang {
         mbarrier: Option<u64>,
         targets: u32,
     ) -> Done {
-        let pieces = match map.elements(at) {
+        let pieces = match tensor::elements(map, at) {
             Ok(p) => p,
             Err(e) => return trouble(FaultKind::Trap, lane, e),
         };
-        let size = map.element_bytes() as usize;
+        let size = map.data_type.bytes() as usize;
         let total = (pieces.len() * size) as u32;
         let shared = if b.load { to } else { from };
         let (_, base) = shared_place(cx, &self.shared, warp.block, shared, 16, lane)?;
-        let place = |i: usize| map.swizzled(base + i * size) - base;
+        let place = |i: usize| tensor::swizzled(map, base + i * size) - base;
         if b.load {
             let mut parts: Vec<(usize, Vec<u8>)> = Vec::with_capacity(pieces.len());
             for (i, source) in pieces.iter().enumerate() {
                 let data = match source {
                     Some(address) => read_global(cx, warp, *address, size as u32, lane)?,
-                    None => map.fill(),
+                    None => tensor::fill(map),
                 };
                 parts.push((place(i), data));
             }

@@ -7,7 +7,6 @@ use crate::memory::View;
 use crate::options::Options;
 use crate::program::Kernel;
 use crate::stats::{Counts, LineCounts, Stats};
-use rayon::prelude::*;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Mutex, PoisonError};
 

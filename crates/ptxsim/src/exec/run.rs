@@ -215,7 +215,7 @@ impl Gang {
                         self.part(warp, s, pc + 1, mask & !go, go);
                         mask = go;
                     }
-                    let next = self.barrier(cx, warp, go, b)?;
+                    let next = self.barrier(warp, go, b)?;
                     pc += 1;
                     let stop = self.wait(warp, s, pc, next);
                     self.check_barriers(cx, warp);

@@ -22,7 +22,7 @@ pub(super) enum Next {
 
 impl Gang {
     /// `bar`, `barrier`. The warp is taken out of the gang while it runs.
-    pub(super) fn barrier(&mut self, cx: &Context<'_>, warp: &mut Warp, mask: Mask, b: &Barrier) -> Done<Next> {
+    pub(super) fn barrier(&mut self, warp: &mut Warp, mask: Mask, b: &Barrier) -> Done<Next> {
         let lane = Warp::first(mask);
         let id = warp.regs.narrow[b.id as usize][lane];
         if id >= 16 {
@@ -96,7 +96,7 @@ impl Gang {
                 super::gang::BarrierState { clocks, all: true, ..Default::default() },
             );
             let code = &cx.kernel.code;
-            let mut wake = |warp: &mut Warp| {
+            let wake = |warp: &mut Warp| {
                 let mut woken = false;
                 for s in 0..warp.splits.len() {
                     if warp.splits[s].wait != Wait::Barrier(id as u8) {

@@ -1,7 +1,7 @@
 //! Warps: lanes that advance together, and apart after a divergent branch.
 
 use super::async_copy::Copies;
-use super::regs::{LANES, Mask, Regs};
+use super::regs::{LANES, Mask, Regs, Trouble};
 use crate::program::{Kernel, Move};
 use std::sync::Arc;
 
@@ -221,7 +221,7 @@ pub(super) fn each(mask: Mask, mut f: impl FnMut(usize)) {
 
 /// Calls `f` for each lane of a set until it fails.
 #[inline(always)]
-pub(super) fn try_each<E>(mask: Mask, mut f: impl FnMut(usize) -> Result<(), E>) -> Result<(), E> {
+pub(super) fn try_each(mask: Mask, mut f: impl FnMut(usize) -> Result<(), Box<Trouble>>) -> Result<(), Box<Trouble>> {
     let mut left = mask;
     while left != 0 {
         f(left.trailing_zeros() as usize)?;

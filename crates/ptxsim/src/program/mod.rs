@@ -13,6 +13,7 @@ mod operands;
 mod sync_ops;
 
 pub(crate) use code::*;
+pub(crate) use decode::function_index;
 
 pub use code::Kernel;
 

@@ -266,7 +266,7 @@ impl Decoder<'_> {
             tensor: None,
             reduce,
         };
-        let mut tensor = |d: &mut Self, o: Option<&Operand>| -> Result<(AddressRow, Box<[u16]>), String> {
+        let tensor = |d: &mut Self, o: Option<&Operand>| -> Result<(AddressRow, Box<[u16]>), String> {
             let Some(Operand::Tensor(a, lists)) = o else {
                 return Err(format!("expected a tensor map and coordinates, got {o:?}"));
             };
