@@ -8,7 +8,7 @@
 //! * [`program`]: a syntax tree to operations that are ready to run; [`alu`]: what instructions without memory do.
 //! * [`exec`]: grids, blocks and warps; shared and local memory, barriers, checks, counters.
 //! * [`memory`], [`card`], [`options`], [`stats`], [`fault`]: what these share.
-//! * [`driver`]: the C functions.
+//! * [`driver`]: the C functions. [`testing`]: chooses a driver for tests, and reads counters and reports.
 
 pub mod alu;
 pub mod card;
@@ -21,3 +21,4 @@ pub mod options;
 pub mod program;
 pub mod ptx;
 pub mod stats;
+pub mod testing;
