@@ -79,7 +79,7 @@ fn info_of_a_fatbin_knows_registers() {
 #[test]
 fn info_names_unknown_instructions_with_their_lines() {
     let path = temporary("unknown.ptx");
-    let ptx = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\nfrobnicate.b32;\nret;\nbar.twist 1;\n}\n";
+    let ptx = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\nfrobnicate.b32;\n\nbar.twist 1;\nret;\n}\n";
     std::fs::write(&path, ptx).unwrap();
     let shown = succeeds(&["info", path.to_str().unwrap()]);
     let unknown: Vec<_> = shown.lines().filter(|l| l.contains("cannot run")).collect();
