@@ -117,7 +117,7 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocated {
     pub(crate) context: u64,
-    /// Handed to `cuMemFreeAsync`; the operation has not run yet.
+    /// A free was asked for and has not been carried out.
     pub(crate) freeing: bool,
     /// Belongs to a graph's allocation node.
     pub(crate) graph: bool,

@@ -182,7 +182,7 @@ fn a_slice_that_outlives_its_context_reports_it() {
     let stream = context.default_stream();
     let slice = stream.alloc_zeros::<u8>(10).unwrap();
     ptxsim::testing::ensure_simulator().reset();
-    assert_eq!(code(stream.clone_dtoh(&slice)), 201);
+    assert_eq!(code(stream.clone_dtoh(&slice)), 709);
     drop(slice);
     drop(exclusive);
 }
