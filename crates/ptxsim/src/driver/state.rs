@@ -23,7 +23,7 @@ use std::thread::ThreadId;
 use std::time::Instant;
 
 /// Launches whose counters and faults are kept until somebody takes them.
-const KEPT: usize = 1 << 16;
+const KEPT: usize = 1 << 11;
 
 /// A simulated card.
 #[derive(Debug)]
