@@ -1,11 +1,14 @@
 //! A launch.
 
+use super::gang::{Context, Gang};
 use crate::card::Card;
 use crate::fault::Fault;
 use crate::memory::View;
 use crate::options::Options;
 use crate::program::Kernel;
-use crate::stats::Stats;
+use crate::stats::{Counts, LineCounts, Stats};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 
 /// Shape and arguments of a launch. The driver has checked them against the card's limits.
 #[derive(Debug, Clone, Default)]
@@ -37,6 +40,111 @@ pub fn launch(
     card: &Card,
     options: &Options,
 ) -> Result<Stats, Box<Fault>> {
-    let _ = (launch, memory, card, options);
-    Ok(Stats { kernel: kernel.name.clone(), ..Stats::default() })
+    let retired = AtomicU64::new(0);
+    let cx = Context::new(kernel, launch, memory, card, options, &retired);
+    let blocks = launch.grid.iter().map(|g| *g as usize).product::<usize>();
+    let together = if launch.cooperative { blocks } else { cx.cluster_size };
+    let gangs = blocks.div_ceil(together.max(1));
+    // Blocks whose order could be seen run one after the other, or results would change from run to run.
+    let parallel = gangs > 1 && !kernel.ordered && options.threads != 1;
+    let counts = if parallel {
+        in_parallel(&cx, gangs, together, options)?
+    } else {
+        let mut gang = Gang::default();
+        for n in order(gangs, options) {
+            gang.run(&cx, n * together, together)?;
+        }
+        gang.counts
+    };
+    Ok(stats(&cx, &counts))
+}
+
+/// The order in which gangs start.
+fn order(gangs: usize, options: &Options) -> Box<dyn Iterator<Item = usize>> {
+    match options.shuffle_seed {
+        // A step that has no common divisor with the number visits each once.
+        Some(seed) if gangs > 2 => {
+            let gcd = |mut a: usize, mut b: usize| {
+                while b != 0 {
+                    (a, b) = (b, a % b);
+                }
+                a
+            };
+            let mut step = seed as usize % gangs | 1;
+            while gcd(step, gangs) != 1 {
+                step += 1;
+            }
+            let first = (seed >> 32) as usize % gangs;
+            Box::new((0..gangs).map(move |i| (first + i * step) % gangs))
+        }
+        _ => Box::new(0..gangs),
+    }
+}
+
+fn in_parallel(cx: &Context<'_>, gangs: usize, together: usize, options: &Options) -> Result<Vec<Counts>, Box<Fault>> {
+    let lowest = AtomicUsize::new(usize::MAX);
+    let fault: Mutex<Option<Box<Fault>>> = Mutex::new(None);
+    let totals: Mutex<Vec<Counts>> = Mutex::new(vec![Counts::default(); cx.kernel.code.len()]);
+    let next = AtomicUsize::new(0);
+    let sequence: Vec<usize> = order(gangs, options).collect();
+    let worker = || {
+        let mut gang = Gang::default();
+        loop {
+            let i = next.fetch_add(1, Relaxed);
+            let Some(n) = sequence.get(i).copied() else { break };
+            // Later blocks than a faulting one cannot change what is reported.
+            if n > lowest.load(Relaxed) {
+                continue;
+            }
+            if let Err(f) = gang.run(cx, n * together, together) {
+                let mut slot = fault.lock().unwrap_or_else(PoisonError::into_inner);
+                if n < lowest.load(Relaxed) {
+                    lowest.store(n, Relaxed);
+                    *slot = Some(f);
+                }
+                gang = Gang::default();
+            }
+        }
+        let mut totals = totals.lock().unwrap_or_else(PoisonError::into_inner);
+        totals.iter_mut().zip(&gang.counts).for_each(|(a, b)| a.add(b));
+    };
+    let threads = if options.threads == 0 { rayon::current_num_threads() } else { options.threads };
+    rayon::scope(|s| (0..threads.min(gangs)).for_each(|_| s.spawn(|_| worker())));
+    if let Some(f) = fault.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        return Err(f);
+    }
+    Ok(totals.into_inner().unwrap_or_else(PoisonError::into_inner))
+}
+
+fn stats(cx: &Context<'_>, counts: &[Counts]) -> Stats {
+    let mut stats = Stats {
+        kernel: cx.kernel.name.clone(),
+        grid: cx.launch.grid,
+        block: cx.launch.block,
+        shared_bytes: cx.shared_bytes,
+        ..Stats::default()
+    };
+    let mut lines: Vec<(String, Counts)> = Vec::new();
+    let mut by_line: std::collections::HashMap<(u32, u32, u32), usize> = std::collections::HashMap::new();
+    for (pc, c) in counts.iter().enumerate().filter(|(_, c)| c.warp_instructions > 0) {
+        let code = &cx.kernel.code[pc];
+        let mut c = *c;
+        if code.class == crate::stats::Class::Matrix {
+            c.mma += c.warp_instructions;
+        }
+        stats.total.add(&c);
+        let class = stats.classes.entry(code.class).or_default();
+        class[0] += c.warp_instructions;
+        class[1] += c.thread_instructions;
+        let at = cx.kernel.locations[pc];
+        let key = if at.line == 0 { (0, 0, at.ptx_line) } else { (at.file, at.line, 0) };
+        let i = *by_line.entry(key).or_insert_with(|| {
+            let name = cx.kernel.source(pc).unwrap_or_else(|| format!("ptx:{}", at.ptx_line));
+            lines.push((name, Counts::default()));
+            lines.len() - 1
+        });
+        lines[i].1.add(&c);
+    }
+    stats.lines = lines.into_iter().map(|(line, counts)| LineCounts { line, counts }).collect();
+    stats
 }

@@ -39,6 +39,8 @@ pub struct Regs {
     pub wide: Vec<WideRow>,
     /// [`File::Pred`]
     pub preds: Vec<Mask>,
+    /// The carry flag of `add.cc` and its kin.
+    pub carry: Mask,
     /// Lanes whose value depends on memory that was never written, a row of each file. Kept up by the core, not by
     /// operations.
     pub tainted: [Vec<Mask>; 3],

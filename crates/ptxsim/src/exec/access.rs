@@ -1,0 +1,515 @@
+//! Loads and stores of all spaces.
+
+use super::gang::Context;
+use super::global;
+use super::regs::{File, LANES, Mask, Trouble, WideRow};
+use super::shared::{Shared, Who, wavefronts};
+use super::warp::{Warp, each, try_each};
+use crate::fault::FaultKind;
+use crate::memory::{LOCAL_BASE, PARAM_BASE, SHARED_BASE, SHARED_STRIDE, WINDOW};
+use crate::options::Uninitialized;
+use crate::program::{Access, AddressRow, RowRef, Where};
+use crate::stats::Counts;
+
+pub(super) type Done<T = ()> = Result<T, Box<Trouble>>;
+
+pub(super) fn trouble<T>(kind: FaultKind, lane: usize, message: impl Into<String>) -> Done<T> {
+    Err(Box::new(Trouble { kind, lane: lane as u32, message: message.into() }))
+}
+
+/// The addresses of all lanes.
+#[inline(always)]
+pub(super) fn addresses(warp: &Warp, a: AddressRow) -> WideRow {
+    let mut out = [0; LANES];
+    match a.row.file {
+        File::Wide => {
+            let row = &warp.regs.wide[a.row.row as usize];
+            for l in 0..LANES {
+                out[l] = row[l].wrapping_add_signed(a.offset);
+            }
+        }
+        _ => {
+            let row = &warp.regs.narrow[a.row.row as usize];
+            for l in 0..LANES {
+                out[l] = u64::from(row[l].wrapping_add(a.offset as u32));
+            }
+        }
+    }
+    out
+}
+
+/// Lanes by the space that their generic address lies in.
+pub(super) fn by_space(addresses: &WideRow, mask: Mask) -> [(Where, Mask); 4] {
+    let mut found = [(Where::Global, 0), (Where::Cluster, 0), (Where::Local, 0), (Where::Param, 0)];
+    each(mask, |l| {
+        let inside = |base: u64| addresses[l].wrapping_sub(base) < WINDOW;
+        let i = if inside(SHARED_BASE) {
+            1
+        } else if inside(LOCAL_BASE) {
+            2
+        } else if inside(PARAM_BASE) {
+            3
+        } else {
+            0
+        };
+        found[i].1 |= 1 << l;
+    });
+    found
+}
+
+/// The block of the gang and the offset that an address of shared memory means. Addresses of other blocks carry their rank
+/// plus one above the offset.
+pub(super) fn shared_place(
+    cx: &Context<'_>,
+    shared: &[Shared],
+    block: usize,
+    address: u64,
+    bytes: u32,
+    lane: usize,
+) -> Done<(usize, usize)> {
+    let at = if address >= SHARED_BASE { address - SHARED_BASE } else { address };
+    let (tag, offset) = ((at / SHARED_STRIDE) as usize, (at % SHARED_STRIDE) as usize);
+    let block = match tag {
+        0 => block,
+        _ if tag <= cx.cluster_size => block / cx.cluster_size * cx.cluster_size + tag - 1,
+        _ => return trouble(FaultKind::OutOfBounds, lane, format!("{address:#x} is in no block's shared memory")),
+    };
+    let size = shared.get(block).map_or(0, |_| cx.shared_bytes as usize);
+    if offset + bytes as usize > size {
+        return trouble(
+            FaultKind::OutOfBounds,
+            lane,
+            format!("{bytes} bytes at shared offset {offset} are outside the block's {size} bytes"),
+        );
+    }
+    if !offset.is_multiple_of(bytes as usize) {
+        return trouble(FaultKind::Misaligned, lane, format!("the shared offset {offset} is no multiple of {bytes}"));
+    }
+    Ok((block, offset))
+}
+
+/// Offset in all lanes' local memory.
+fn local_place(cx: &Context<'_>, address: u64, bytes: u32, lane: usize) -> Done<usize> {
+    let at = if address >= LOCAL_BASE { address - LOCAL_BASE } else { address };
+    let size = u64::from(cx.kernel.local_bytes);
+    if at >= size || at + u64::from(bytes) > size {
+        return trouble(
+            FaultKind::Local,
+            lane,
+            format!("{bytes} bytes at local offset {at} are outside the thread's {size} bytes"),
+        );
+    }
+    if !at.is_multiple_of(u64::from(bytes)) {
+        return trouble(FaultKind::Misaligned, lane, format!("the local offset {at} is no multiple of {bytes}"));
+    }
+    Ok(lane * size as usize + at as usize)
+}
+
+/// Whether bytes of local memory were all written.
+pub(super) fn local_written(warp: &Warp, at: usize, bytes: usize) -> bool {
+    (at..at + bytes).all(|b| warp.local_written[b / 64] >> (b % 64) & 1 == 1)
+}
+
+pub(super) fn mark_local(warp: &mut Warp, at: usize, bytes: usize) {
+    (at..at + bytes).for_each(|b| warp.local_written[b / 64] |= 1 << (b % 64));
+}
+
+fn little(bytes: &[u8]) -> u64 {
+    bytes.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))
+}
+
+/// Most elements of one access.
+const MOST: usize = 8;
+/// Values of an access: by element and lane.
+type Values = [WideRow; MOST];
+
+/// Extends what was loaded to what the register holds.
+#[inline(always)]
+fn extend(value: u64, a: &Access) -> u64 {
+    if !a.signed {
+        return value;
+    }
+    let shift = 64 - 8 * a.bytes;
+    let v = ((value << shift) as i64 >> shift) as u64;
+    match a.register_bits {
+        64 => v,
+        n => v & ((1 << n) - 1),
+    }
+}
+
+/// Puts lanes into a row.
+#[inline(always)]
+pub(super) fn put(warp: &mut Warp, to: RowRef, values: &WideRow, mask: Mask) {
+    match to.file {
+        File::Wide => {
+            let row = &mut warp.regs.wide[to.row as usize];
+            if mask == Mask::MAX {
+                *row = *values;
+            } else {
+                each(mask, |l| row[l] = values[l]);
+            }
+        }
+        File::Narrow => {
+            let row = &mut warp.regs.narrow[to.row as usize];
+            if mask == Mask::MAX {
+                for l in 0..LANES {
+                    row[l] = values[l] as u32;
+                }
+            } else {
+                each(mask, |l| row[l] = values[l] as u32);
+            }
+        }
+        File::Pred => {
+            let mut bits = 0;
+            each(mask, |l| bits |= u32::from(values[l] != 0) << l);
+            let row = &mut warp.regs.preds[to.row as usize];
+            *row = *row & !mask | bits;
+        }
+    }
+}
+
+/// The lanes of a row, zero-extended.
+#[inline(always)]
+pub(super) fn get(warp: &Warp, from: RowRef) -> WideRow {
+    match from.file {
+        File::Wide => warp.regs.wide[from.row as usize],
+        File::Narrow => warp.regs.narrow[from.row as usize].map(u64::from),
+        File::Pred => std::array::from_fn(|l| u64::from(warp.regs.preds[from.row as usize] >> l & 1)),
+    }
+}
+
+/// Sets and clears taint of a row's lanes.
+pub(super) fn set_taint(warp: &mut Warp, to: RowRef, tainted: Mask, mask: Mask) {
+    if tainted & mask == 0 && !warp.regs.any_tainted {
+        return;
+    }
+    warp.regs.any_tainted = true;
+    let row = &mut warp.regs.tainted[to.file as usize][to.row as usize];
+    *row = *row & !mask | tainted & mask;
+}
+
+/// The tainted lanes of a row.
+pub(super) fn taint_of(warp: &Warp, row: RowRef) -> Mask {
+    if warp.regs.any_tainted { warp.regs.tainted[row.file as usize][row.row as usize] } else { 0 }
+}
+
+/// Refuses an address that depends on memory that was never written.
+pub(super) fn check_address_taint(warp: &Warp, row: RowRef, mask: Mask) -> Done {
+    let tainted = taint_of(warp, row) & mask;
+    if tainted != 0 {
+        return trouble(
+            FaultKind::Uninitialized,
+            Warp::first(tainted),
+            "the address depends on memory that was never written",
+        );
+    }
+    Ok(())
+}
+
+/// `ld`
+pub(super) fn load(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &mut [Shared],
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+) -> Done {
+    check_address_taint(warp, a.address.row, mask)?;
+    let at = addresses(warp, a.address);
+    let mut values: Values = [[0; LANES]; MOST];
+    let mut tainted = 0;
+    if a.space == Where::Generic {
+        for (space, lanes) in by_space(&at, mask) {
+            if lanes != 0 {
+                tainted |= load_from(cx, warp, shared, counts, lanes, a, space, &at, &mut values)?;
+            }
+        }
+    } else {
+        tainted = load_from(cx, warp, shared, counts, mask, a, a.space, &at, &mut values)?;
+    }
+    for (to, v) in a.rows.iter().zip(&mut values) {
+        if a.signed {
+            v.iter_mut().for_each(|v| *v = extend(*v, a));
+        }
+        put(warp, *to, v, mask);
+        set_taint(warp, *to, tainted, mask);
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn load_from(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &mut [Shared],
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+    space: Where,
+    at: &WideRow,
+    values: &mut Values,
+) -> Done<Mask> {
+    let n = a.rows.len();
+    let total = a.bytes * n as u32;
+    let mut tainted = 0;
+    match space {
+        Where::Global | Where::Generic => {
+            return load_global(cx, warp, counts, mask, a, at, values);
+        }
+        Where::Shared | Where::Cluster => {
+            if cx.options.counters {
+                count_shared(counts, at, mask, total);
+            }
+            let (block, clocks) = (warp.block, &warp.clocks);
+            try_each(mask, |l| {
+                let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
+                let memory = &mut shared[owner];
+                let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
+                if cx.shared_checks && !a.strong && memory.check_read(offset, total as usize, who, cx.options)? {
+                    tainted |= 1 << l;
+                }
+                for (j, v) in values[..n].iter_mut().enumerate() {
+                    v[l] = memory.load(offset + j * a.bytes as usize, a.bytes);
+                }
+                Ok(())
+            })?;
+        }
+        Where::Local => try_each(mask, |l| {
+            let offset = local_place(cx, at[l], total, l)?;
+            if cx.options.uninitialized_shared != Uninitialized::Off && !local_written(warp, offset, total as usize) {
+                // Compilers copy padding through local memory: only a use is an error.
+                tainted |= 1 << l;
+            }
+            for (j, v) in values[..n].iter_mut().enumerate() {
+                let from = offset + j * a.bytes as usize;
+                v[l] = little(&warp.local[from..from + a.bytes as usize]);
+            }
+            Ok(())
+        })?,
+        Where::Param => try_each(mask, |l| {
+            let offset = if at[l] >= PARAM_BASE { at[l] - PARAM_BASE } else { at[l] } as usize;
+            let Some(bytes) = cx.params.get(offset..offset.saturating_add(total as usize)) else {
+                return trouble(
+                    FaultKind::OutOfBounds,
+                    l,
+                    format!("{total} bytes at parameter offset {offset} are outside {} bytes", cx.params.len()),
+                );
+            };
+            for (v, b) in values[..n].iter_mut().zip(bytes.chunks_exact(a.bytes as usize)) {
+                v[l] = little(b);
+            }
+            Ok(())
+        })?,
+    }
+    Ok(tainted)
+}
+
+fn count_shared(counts: &mut Counts, at: &WideRow, mask: Mask, bytes: u32) {
+    let offsets = at.map(|a| (a % SHARED_STRIDE) as u32);
+    let (passes, least) = wavefronts(&offsets, mask, bytes);
+    counts.shared_requests += 1;
+    counts.shared_wavefronts += u64::from(passes);
+    counts.shared_conflicts += u64::from(passes - least);
+}
+
+/// Lowest and highest address of some lanes.
+#[inline(always)]
+fn extent(at: &WideRow, mask: Mask) -> (u64, u64) {
+    let (mut low, mut high) = (u64::MAX, 0);
+    if mask == Mask::MAX {
+        for a in at {
+            low = low.min(*a);
+            high = high.max(*a);
+        }
+    } else {
+        each(mask, |l| {
+            low = low.min(at[l]);
+            high = high.max(at[l]);
+        });
+    }
+    (low, high)
+}
+
+#[allow(clippy::too_many_arguments)]
+fn load_global(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+    at: &WideRow,
+    values: &mut Values,
+) -> Done<Mask> {
+    let n = a.rows.len();
+    let total = a.bytes * n as u32;
+    global::check_alignment(at, mask, total)?;
+    if cx.options.counters {
+        global::count(counts, at, mask, total);
+    }
+    let checked = cx.options.uninitialized_global != Uninitialized::Off;
+    let (low, high) = extent(at, mask);
+    let span = high - low + u64::from(total);
+    if let Some(m) = global::find(cx.view, &mut warp.last_allocation, low)
+        && m.holds(low - m.base(), span)
+        && (!checked || m.is_written(low - m.base(), span))
+    {
+        let base = m.base();
+        if mask == Mask::MAX {
+            for (j, v) in values[..n].iter_mut().enumerate() {
+                let offset = j as u64 * u64::from(a.bytes);
+                for l in 0..LANES {
+                    v[l] = m.load(at[l] - base + offset, a.bytes);
+                }
+            }
+        } else {
+            for (j, v) in values[..n].iter_mut().enumerate() {
+                let offset = j as u64 * u64::from(a.bytes);
+                each(mask, |l| v[l] = m.load(at[l] - base + offset, a.bytes));
+            }
+        }
+        return Ok(0);
+    }
+    let mut tainted = 0;
+    try_each(mask, |l| {
+        let m = match global::find(cx.view, &mut warp.last_allocation, at[l]) {
+            Some(m) if m.holds(at[l] - m.base(), total.into()) => m,
+            _ => return Err(global::outside(cx.view, at[l], total, l)),
+        };
+        let offset = at[l] - m.base();
+        if checked && !m.is_written(offset, total.into()) {
+            if cx.options.uninitialized_global == Uninitialized::Strict {
+                let name = m.name().map(|n| format!(" of {n}")).unwrap_or_default();
+                return trouble(
+                    FaultKind::Uninitialized,
+                    l,
+                    format!("{total} bytes at {:#x}{name} were never written", at[l]),
+                );
+            }
+            tainted |= 1 << l;
+        }
+        for (j, v) in values[..n].iter_mut().enumerate() {
+            v[l] = m.load(offset + j as u64 * u64::from(a.bytes), a.bytes);
+        }
+        Ok(())
+    })?;
+    Ok(tainted)
+}
+
+/// `st`
+pub(super) fn store(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &mut [Shared],
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+) -> Done {
+    check_address_taint(warp, a.address.row, mask)?;
+    let at = addresses(warp, a.address);
+    let mut values: Values = [[0; LANES]; MOST];
+    let mut tainted = 0;
+    for (from, v) in a.rows.iter().zip(&mut values) {
+        *v = get(warp, *from);
+        tainted |= taint_of(warp, *from);
+    }
+    if a.space != Where::Generic {
+        return store_to(cx, warp, shared, counts, mask, a, a.space, &at, &values, tainted & mask);
+    }
+    for (space, lanes) in by_space(&at, mask) {
+        if lanes != 0 {
+            store_to(cx, warp, shared, counts, lanes, a, space, &at, &values, tainted & lanes)?;
+        }
+    }
+    Ok(())
+}
+
+#[allow(clippy::too_many_arguments)]
+fn store_to(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &mut [Shared],
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+    space: Where,
+    at: &WideRow,
+    values: &Values,
+    tainted: Mask,
+) -> Done {
+    let n = a.rows.len();
+    let total = a.bytes * n as u32;
+    match space {
+        Where::Global | Where::Generic => {
+            if tainted != 0 {
+                return trouble(
+                    FaultKind::Uninitialized,
+                    Warp::first(tainted),
+                    "the stored value depends on memory that was never written",
+                );
+            }
+            global::check_alignment(at, mask, total)?;
+            if cx.options.counters {
+                global::count(counts, at, mask, total);
+            }
+            try_each(mask, |l| {
+                let m = match global::find(cx.view, &mut warp.last_allocation, at[l]) {
+                    Some(m) if m.holds(at[l] - m.base(), total.into()) => m,
+                    _ => return Err(global::outside(cx.view, at[l], total, l)),
+                };
+                if m.read_only() {
+                    let name = m.name().unwrap_or("constant memory");
+                    return trouble(FaultKind::OutOfBounds, l, format!("{name} is constant and cannot be stored to"));
+                }
+                let offset = at[l] - m.base();
+                for (j, v) in values[..n].iter().enumerate() {
+                    m.store(offset + j as u64 * u64::from(a.bytes), a.bytes, v[l]);
+                }
+                m.mark(offset, total.into());
+                Ok(())
+            })
+        }
+        Where::Shared | Where::Cluster => {
+            if cx.options.counters {
+                count_shared(counts, at, mask, total);
+            }
+            let (block, clocks) = (warp.block, &warp.clocks);
+            try_each(mask, |l| {
+                let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
+                let memory = &mut shared[owner];
+                let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
+                if cx.shared_checks {
+                    let same = || {
+                        (0..n).all(|j| {
+                            let low = u64::MAX >> (64 - 8 * a.bytes);
+                            memory.load(offset + j * a.bytes as usize, a.bytes) == values[j][l] & low
+                        })
+                    };
+                    let same = cx.options.warp_races && same();
+                    if !a.strong {
+                        memory.check_write(offset, total as usize, who, cx.options, same, false)?;
+                    }
+                    if tainted >> l & 1 == 0 {
+                        memory.mark(offset, total as usize);
+                    }
+                }
+                for (j, v) in values[..n].iter().enumerate() {
+                    memory.store(offset + j * a.bytes as usize, a.bytes, v[l]);
+                }
+                Ok(())
+            })
+        }
+        Where::Local => try_each(mask, |l| {
+            let offset = local_place(cx, at[l], total, l)?;
+            for (j, v) in values[..n].iter().enumerate() {
+                let to = offset + j * a.bytes as usize;
+                warp.local[to..to + a.bytes as usize].copy_from_slice(&v[l].to_le_bytes()[..a.bytes as usize]);
+            }
+            if tainted >> l & 1 == 0 {
+                mark_local(warp, offset, total as usize);
+            }
+            Ok(())
+        }),
+        Where::Param => trouble(FaultKind::OutOfBounds, Warp::first(mask), "kernel parameters cannot be stored to"),
+    }
+}

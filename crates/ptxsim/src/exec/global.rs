@@ -1,0 +1,120 @@
+//! Global memory: finding allocations, checking and counting.
+
+use super::regs::{LANES, Mask, Trouble, WideRow};
+use super::warp::{each, try_each};
+use crate::fault::FaultKind;
+use crate::memory::{Allocation, View};
+use crate::stats::Counts;
+use std::sync::Arc;
+
+/// Counts the request of a warp: bytes, sectors of 32 bytes.
+pub(super) fn count(counts: &mut Counts, addresses: &WideRow, mask: Mask, bytes: u32) {
+    counts.global_requests += 1;
+    counts.global_bytes += u64::from(mask.count_ones() * bytes);
+    let bytes = u64::from(bytes);
+    // Sectors in lane order; most requests are ascending, so comparing with the last one finds nearly all repeats.
+    let mut sectors = [0u64; 2 * LANES];
+    let mut n = 0;
+    let mut last = u64::MAX;
+    let mut ascending = true;
+    each(mask, |l| {
+        let (first, end) = (addresses[l] / 32, (addresses[l] + bytes - 1) / 32);
+        for s in first..=end {
+            if s != last && n < sectors.len() {
+                ascending &= last == u64::MAX || s > last;
+                sectors[n] = s;
+                n += 1;
+                last = s;
+            }
+        }
+    });
+    if !ascending {
+        sectors[..n].sort_unstable();
+        let mut unique = 0;
+        let mut last = u64::MAX;
+        for s in &sectors[..n] {
+            unique += usize::from(*s != last);
+            last = *s;
+        }
+        n = unique;
+    }
+    counts.global_sectors += n as u64;
+}
+
+/// The allocation that holds an address.
+pub(super) fn find<'a>(view: &'a View, last: &mut usize, address: u64) -> Option<&'a Arc<Allocation>> {
+    let inside = |a: &Allocation| address >= a.base() && address - a.base() < a.bytes().max(1);
+    if let Some(a) = view.get(*last)
+        && inside(a)
+    {
+        return Some(a);
+    }
+    let at = view.partition_point(|a| a.base() <= address).checked_sub(1)?;
+    let a = &view[at];
+    inside(a).then(|| {
+        *last = at;
+        a
+    })
+}
+
+/// What lies near an address, for a message.
+#[cold]
+pub(super) fn outside(view: &View, address: u64, bytes: u32, lane: usize) -> Box<Trouble> {
+    let what = format!("{bytes} bytes at {address:#x}");
+    let name = |a: &Allocation| match a.name() {
+        Some(n) => format!("variable {n} ({} bytes at {:#x})", a.bytes(), a.base()),
+        None => format!("an allocation of {} bytes at {:#x}", a.bytes(), a.base()),
+    };
+    let at = view.partition_point(|a| a.base() <= address);
+    let message = match (at.checked_sub(1).map(|i| &view[i]), view.get(at)) {
+        (Some(a), _) if address - a.base() < a.bytes() => {
+            format!("{what} reach beyond the end of {}", name(a))
+        }
+        (Some(a), _) if address - a.base() - a.bytes() < 1 << 16 => {
+            format!("{what} start {} bytes after the end of {}", address - a.base() - a.bytes(), name(a))
+        }
+        (_, Some(a)) if a.base() - address < 1 << 12 => {
+            format!("{what} start {} bytes before {}", a.base() - address, name(a))
+        }
+        _ if address < 1 << 20 => format!("{what}: a null pointer, or an offset from one"),
+        _ => format!("{what} are in no allocation (never allocated, freed, or a host pointer)"),
+    };
+    Box::new(Trouble { kind: FaultKind::OutOfBounds, lane: lane as u32, message })
+}
+
+/// Refuses addresses that are not multiples of the access.
+pub(super) fn check_alignment(addresses: &WideRow, mask: Mask, bytes: u32) -> Result<(), Box<Trouble>> {
+    let low = u64::from(bytes) - 1;
+    if bytes.is_power_of_two() && mask == Mask::MAX && addresses.iter().fold(0, |a, b| a | b) & low == 0 {
+        return Ok(());
+    }
+    try_each(mask, |l| {
+        if addresses[l].is_multiple_of(u64::from(bytes)) {
+            return Ok(());
+        }
+        let message = format!("the address {:#x} is no multiple of {bytes}", addresses[l]);
+        Err(Box::new(Trouble { kind: FaultKind::Misaligned, lane: l as u32, message }))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sectors_are_counted_once_each() {
+        let count = |f: &dyn Fn(u64) -> u64, mask: Mask, bytes: u32| {
+            let mut c = Counts::default();
+            super::count(&mut c, &std::array::from_fn(|l| 0x1000 + f(l as u64)), mask, bytes);
+            c.global_sectors
+        };
+        assert_eq!(count(&|l| 4 * l, Mask::MAX, 4), 4);
+        assert_eq!(count(&|l| 16 * l, Mask::MAX, 16), 16);
+        assert_eq!(count(&|_| 0, Mask::MAX, 4), 1);
+        assert_eq!(count(&|l| 128 * l, Mask::MAX, 4), 32);
+        assert_eq!(count(&|l| 4 * (31 - l), Mask::MAX, 4), 4);
+        assert_eq!(count(&|l| 4 * (l % 2) * 64, Mask::MAX, 4), 2);
+        assert_eq!(count(&|l| 4 * l + 16, Mask::MAX, 4), 5);
+        assert_eq!(count(&|l| 4 * l, 1, 4), 1);
+    }
+}

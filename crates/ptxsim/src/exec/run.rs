@@ -1,0 +1,527 @@
+//! Runs a warp.
+
+use super::access::{self, Done, get, put, set_taint, taint_of, trouble};
+use super::gang::{Context, Gang};
+use super::regs::{LANES, Mask, Trouble, WideRow};
+use super::sync::{Next, check_branch_taint};
+use super::taint;
+use super::warp::{Frame, Pick, Split, Wait, Warp, each};
+use super::{atomics, matrix, system};
+use crate::fault::{Fault, FaultKind};
+use crate::memory::{LOCAL_BASE, PARAM_BASE, SHARED_BASE, SHARED_STRIDE, WINDOW};
+use crate::program::{AddressKind, AddressOp, Move, Need, What, Where, function_index};
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Lanes that may run an operation now.
+enum Gate {
+    /// These.
+    Go(Mask),
+    /// Others have to come first.
+    Wait,
+}
+
+impl Gang {
+    /// Runs a warp until it waits, ends, or has had `quantum` operations.
+    pub(super) fn run_warp(&mut self, cx: &Context<'_>, w: usize, quantum: u32) -> Result<(), Box<Fault>> {
+        let mut warp = std::mem::take(&mut self.warps[w]);
+        let mut at = 0;
+        let mut lanes = 0;
+        let ran = self.run_taken(cx, &mut warp, quantum, &mut at, &mut lanes);
+        self.warps[w] = warp;
+        if let Err(t) = ran {
+            return Err(self.fault(cx, w, at, t.kind, t.lane, t.message));
+        }
+        let total = cx.retired.fetch_add(lanes, Relaxed) + lanes;
+        let limit = cx.options.instruction_limit;
+        if limit != 0 && total > limit {
+            let lane = self.warps[w].splits.first().map_or(0, |s| Warp::first(s.mask)) as u32;
+            let message = format!("more than {limit} instructions ran: an endless loop?");
+            return Err(self.fault(cx, w, at, FaultKind::Runaway, lane, message));
+        }
+        Ok(())
+    }
+
+    fn run_taken(
+        &mut self,
+        cx: &Context<'_>,
+        warp: &mut Warp,
+        quantum: u32,
+        at: &mut u32,
+        lanes: &mut u64,
+    ) -> Done {
+        let mut budget = quantum;
+        loop {
+            let (s, forced) = match warp.pick(cx.kernel) {
+                Pick::Run(s) => (s, false),
+                Pick::Forced(s) => (s, true),
+                Pick::None => return Ok(()),
+            };
+            warp.splits[s].wait = Wait::Ready;
+            self.run_split(cx, warp, s, forced, &mut budget, at, lanes)?;
+            if budget == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Runs one split until another should run.
+    #[allow(clippy::too_many_arguments)]
+    fn run_split(
+        &mut self,
+        cx: &Context<'_>,
+        warp: &mut Warp,
+        s: usize,
+        mut forced: bool,
+        budget: &mut u32,
+        at: &mut u32,
+        lanes: &mut u64,
+    ) -> Done {
+        let kernel = cx.kernel;
+        let mut pc = warp.splits[s].pc;
+        let mut mask = warp.splits[s].mask;
+        let mut fresh = true;
+        loop {
+            let code = &kernel.code[pc as usize];
+            *at = pc;
+            if code.leader && !fresh && warp.splits.len() > 1 {
+                warp.splits[s].pc = pc;
+                if warp.should_switch(kernel, s) {
+                    return Ok(());
+                }
+            }
+            fresh = false;
+            if *budget == 0 {
+                warp.splits[s].pc = pc;
+                return Ok(());
+            }
+            *budget -= 1;
+            warp.turn = warp.turn.saturating_sub(1);
+            let run = match code.guard {
+                None => mask,
+                Some((p, false)) => mask & warp.regs.preds[p as usize],
+                Some((p, true)) => mask & !warp.regs.preds[p as usize],
+            };
+            if warp.regs.any_tainted && code.guard.is_some() {
+                check_branch_taint(warp, code.guard, mask)?;
+            }
+            if run == 0 {
+                pc += 1;
+                continue;
+            }
+            let count = &mut self.counts[pc as usize];
+            count.warp_instructions += 1;
+            count.thread_instructions += u64::from(run.count_ones());
+            *lanes += u64::from(run.count_ones());
+            match &code.what {
+                What::Alu { op, need: Need::Nothing } => {
+                    (op.run)(&mut warp.regs, op, run)?;
+                    if warp.regs.any_tainted {
+                        taint::spread(warp, &kernel.flows[pc as usize], run);
+                    }
+                    pc += 1;
+                }
+                What::Alu { op, need } => {
+                    match self.gate(cx, warp, s, pc, run, *need, forced)? {
+                        Gate::Wait => return Ok(()),
+                        Gate::Go(go) => {
+                            (op.run)(&mut warp.regs, op, go)?;
+                            if warp.regs.any_tainted {
+                                taint::spread(warp, &kernel.flows[pc as usize], go);
+                            }
+                            if go != run {
+                                // Lanes with other members run it apart.
+                                self.part(warp, s, pc, mask & !go, go);
+                                mask = go;
+                            }
+                            pc += 1;
+                        }
+                    }
+                }
+                What::Branch(target) => {
+                    let rest = mask & !run;
+                    if rest == 0 {
+                        if *target <= pc {
+                            warp.backs += 1;
+                        }
+                        pc = *target;
+                    } else {
+                        self.counts[pc as usize].divergent_branches += 1;
+                        if *target <= pc {
+                            warp.backs += 1;
+                        }
+                        let stack = warp.splits[s].stack.clone();
+                        warp.splits.push(Split { pc: pc + 1, mask: rest, stack, wait: Wait::Ready });
+                        let split = &mut warp.splits[s];
+                        (split.pc, split.mask) = (*target, run);
+                        return Ok(());
+                    }
+                }
+                What::Load(a) => {
+                    let counts = &mut self.counts[pc as usize];
+                    access::load(cx, warp, &mut self.shared, counts, run, a)?;
+                    pc += 1;
+                }
+                What::Store(a) => {
+                    let counts = &mut self.counts[pc as usize];
+                    access::store(cx, warp, &mut self.shared, counts, run, a)?;
+                    pc += 1;
+                }
+                What::Atomic(a) => {
+                    let counts = &mut self.counts[pc as usize];
+                    atomics::atomic(cx, warp, &mut self.shared, counts, run, a)?;
+                    pc += 1;
+                }
+                What::Matrix(m) => match self.gate(cx, warp, s, pc, run, Need::Warp, forced)? {
+                    Gate::Wait => return Ok(()),
+                    Gate::Go(go) => {
+                        let counts = &mut self.counts[pc as usize];
+                        matrix::matrix(cx, warp, &mut self.shared, counts, go, m)?;
+                        pc += 1;
+                    }
+                },
+                What::Address(a) => {
+                    address_op(cx, warp, run, a)?;
+                    pc += 1;
+                }
+                What::Copy(c) => {
+                    let mut counts = std::mem::take(&mut self.counts[pc as usize]);
+                    let done = self.async_copy(cx, warp, &mut counts, run, c);
+                    self.counts[pc as usize] = counts;
+                    done?;
+                    pc += 1;
+                }
+                What::CopyCommit => {
+                    warp.copies.commit(run);
+                    pc += 1;
+                }
+                What::CopyWait { leave, all } => {
+                    let copies =
+                        if *all { warp.copies.wait_all(run) } else { warp.copies.wait(run, *leave) };
+                    self.arrive(cx, warp, &copies);
+                    pc += 1;
+                }
+                What::CopyArrive { address, no_increment } => {
+                    self.copy_arrive(cx, warp, run, *address, *no_increment)?;
+                    pc += 1;
+                }
+                What::Barrier(b) => {
+                    let need = if b.aligned { Need::Warp } else { Need::Nothing };
+                    let go = match self.gate(cx, warp, s, pc, run, need, forced)? {
+                        Gate::Wait => return Ok(()),
+                        Gate::Go(go) => go,
+                    };
+                    self.counts[pc as usize].barriers += 1;
+                    if go != mask {
+                        self.part(warp, s, pc + 1, mask & !go, go);
+                        mask = go;
+                    }
+                    let next = self.barrier(warp, go, b)?;
+                    pc += 1;
+                    let stop = self.wait(warp, s, pc, next);
+                    self.check_barriers(cx, warp);
+                    if stop && warp.splits[s].wait != Wait::Ready {
+                        return Ok(());
+                    }
+                }
+                What::ClusterBarrier { arrive, aligned, .. } => {
+                    let need = if *aligned { Need::Warp } else { Need::Nothing };
+                    let go = match self.gate(cx, warp, s, pc, run, need, forced)? {
+                        Gate::Wait => return Ok(()),
+                        Gate::Go(go) => go,
+                    };
+                    self.counts[pc as usize].barriers += 1;
+                    let next = self.cluster_barrier(cx, warp, *arrive, go)?;
+                    pc += 1;
+                    let stop = self.wait(warp, s, pc, next);
+                    self.check_cluster(cx, warp);
+                    if stop && warp.splits[s].wait != Wait::Ready {
+                        return Ok(());
+                    }
+                }
+                What::Mbarrier(m) => {
+                    // A wait looks at copies and may wake this warp's own splits, which are not in the gang now.
+                    let waits = matches!(**m, crate::program::Mbarrier::Wait { .. });
+                    let next = self.mbarrier(cx, warp, run, m)?;
+                    pc += 1;
+                    if next != Next::On && run != mask {
+                        self.part(warp, s, pc, mask & !run, run);
+                    }
+                    if self.wait(warp, s, pc, next) {
+                        return Ok(());
+                    }
+                    if waits && next == Next::On {
+                        // Whoever polls makes room for those it waits for.
+                        warp.splits[s].pc = pc;
+                        *budget = (*budget).min(64);
+                    }
+                }
+                What::WarpSync { members } => match self.gate(cx, warp, s, pc, run, Need::Members(*members), forced)? {
+                    Gate::Wait => return Ok(()),
+                    Gate::Go(go) => {
+                        warp.sync += 1;
+                        if go != run {
+                            self.part(warp, s, pc, mask & !go, go);
+                            mask = go;
+                        }
+                        pc += 1;
+                    }
+                },
+                What::Exit => {
+                    warp.live &= !run;
+                    mask &= !run;
+                    warp.splits[s].mask = mask;
+                    warp.splits[s].pc = pc + 1;
+                    if mask == 0 {
+                        warp.splits.swap_remove(s);
+                    }
+                    self.check_barriers(cx, warp);
+                    if cx.cluster_size > 1 {
+                        self.check_cluster(cx, warp);
+                    }
+                    return Ok(());
+                }
+                What::Call { target, arguments, returns } => {
+                    copy_local(cx, warp, run, arguments);
+                    if run != mask {
+                        self.part(warp, s, pc + 1, mask & !run, run);
+                        mask = run;
+                    }
+                    warp.splits[s].stack.push(Frame { pc: pc + 1, returns: returns.clone() });
+                    pc = *target;
+                }
+                What::CallIndirect { function, targets } => {
+                    let row = warp.regs.wide[*function as usize];
+                    let lane = Warp::first(run);
+                    let go = (0..LANES).filter(|l| run >> l & 1 == 1 && row[*l] == row[lane]).fold(0, |m, l| m | 1 << l);
+                    let found = function_index(row[lane]).and_then(|i| targets.get(i).cloned().flatten());
+                    let Some(call) = found else {
+                        return trouble(
+                            FaultKind::Trap,
+                            lane,
+                            format!("{:#x} is no function that this call can reach", row[lane]),
+                        );
+                    };
+                    copy_local(cx, warp, go, &call.arguments);
+                    if go != mask {
+                        // Lanes with another function stay; lanes without one go on.
+                        self.part(warp, s, pc, run & !go, go);
+                        self.part(warp, s, pc + 1, mask & !run, go);
+                        mask = go;
+                    }
+                    warp.splits[s].stack.push(Frame { pc: pc + 1, returns: call.returns });
+                    pc = call.target;
+                }
+                What::Return => {
+                    let Some(frame) = warp.splits[s].stack.last().cloned() else {
+                        return trouble(FaultKind::Trap, Warp::first(run), "ret outside of a call");
+                    };
+                    copy_local(cx, warp, run, &frame.returns);
+                    if run != mask {
+                        self.part(warp, s, pc + 1, mask & !run, run);
+                    }
+                    let split = &mut warp.splits[s];
+                    split.stack.pop();
+                    split.mask = run;
+                    split.pc = frame.pc;
+                    mask = run;
+                    pc = frame.pc;
+                }
+                What::BranchIndexed { index, targets } => {
+                    let row = warp.regs.narrow[*index as usize];
+                    let lane = Warp::first(run);
+                    let Some(target) = targets.get(row[lane] as usize).copied() else {
+                        return trouble(
+                            FaultKind::Trap,
+                            lane,
+                            format!("index {} of a table of {} branch targets", row[lane], targets.len()),
+                        );
+                    };
+                    let go = (0..LANES).filter(|l| run >> l & 1 == 1 && row[*l] == row[lane]).fold(0, |m, l| m | 1 << l);
+                    if go != mask {
+                        self.counts[pc as usize].divergent_branches += 1;
+                        self.part(warp, s, pc, run & !go, go);
+                        self.part(warp, s, pc + 1, mask & !run, go);
+                        warp.splits[s].pc = target;
+                        return Ok(());
+                    }
+                    pc = target;
+                }
+                What::System { function, arguments, result } => {
+                    system::call(cx, warp, run, *function, arguments, *result)?;
+                    pc += 1;
+                }
+                What::Trap => {
+                    return trouble(FaultKind::Trap, Warp::first(run), "the kernel executed a trap");
+                }
+                What::Bulk(b) => {
+                    self.bulk_copy(cx, warp, run, b)?;
+                    pc += 1;
+                }
+                What::Clock(to) => {
+                    // Never the same twice, and it advances with what runs, not with the host's clock.
+                    let now = cx.retired.load(Relaxed) + *lanes;
+                    put(warp, *to, &[now; LANES], run);
+                    set_taint(warp, *to, 0, run);
+                    pc += 1;
+                }
+                What::Nothing | What::Checked | What::BulkCommit | What::BulkWait { .. } => pc += 1,
+            }
+            forced = false;
+        }
+    }
+
+    /// Whether an operation that needs others can run now.
+    #[allow(clippy::too_many_arguments)]
+    fn gate(
+        &mut self,
+        cx: &Context<'_>,
+        warp: &mut Warp,
+        s: usize,
+        pc: u32,
+        run: Mask,
+        need: Need,
+        forced: bool,
+    ) -> Done<Gate> {
+        let mask = warp.splits[s].mask;
+        let (go, required) = match need {
+            Need::Nothing => return Ok(Gate::Go(run)),
+            Need::Warp => (run, warp.live),
+            Need::Members(row) => {
+                let row = &warp.regs.narrow[row as usize];
+                let members = row[Warp::first(run)];
+                let mut same = 0;
+                each(run, |l| same |= u32::from(row[l] == members) << l);
+                (same, members & warp.live)
+            }
+        };
+        let missing = required & !go;
+        if missing == 0 {
+            return Ok(Gate::Go(go));
+        }
+        // Lanes that are here but switched off by the guard cannot come.
+        let elsewhere = missing & !mask;
+        if elsewhere != 0 && !forced && warp.splits.len() > 1 {
+            warp.splits[s].pc = pc;
+            warp.splits[s].wait = Wait::Lanes;
+            return Ok(Gate::Wait);
+        }
+        if !cx.options.divergence {
+            return Ok(Gate::Go(go));
+        }
+        let lane = Warp::first(missing);
+        let why = if elsewhere != 0 { "are elsewhere" } else { "are switched off by its guard" };
+        let message = format!(
+            "lanes {go:#010x} run it together with lanes {missing:#010x}, which {why}: {}",
+            match need {
+                Need::Warp => "all lanes of the warp have to run it",
+                _ => "all lanes of its member mask have to run it",
+            }
+        );
+        Err(Box::new(Trouble { kind: FaultKind::Divergence, lane: lane as u32, message }))
+    }
+
+    /// Leaves `rest` behind at `pc`; the split goes on with `stay`.
+    fn part(&mut self, warp: &mut Warp, s: usize, pc: u32, rest: Mask, stay: Mask) {
+        if rest != 0 {
+            let stack = warp.splits[s].stack.clone();
+            warp.splits.push(Split { pc, mask: rest, stack, wait: Wait::Ready });
+        }
+        warp.splits[s].mask = stay;
+    }
+
+    /// Notes where a split goes on. Returns whether it waits.
+    fn wait(&mut self, warp: &mut Warp, s: usize, pc: u32, next: Next) -> bool {
+        warp.splits[s].pc = pc;
+        match next {
+            Next::On => false,
+            Next::Waits(wait) => {
+                warp.splits[s].wait = wait;
+                true
+            }
+        }
+    }
+}
+
+/// Copies arguments or return values of some lanes.
+fn copy_local(cx: &Context<'_>, warp: &mut Warp, mask: Mask, moves: &[Move]) {
+    let size = cx.kernel.local_bytes as usize;
+    each(mask, |l| {
+        for m in moves {
+            let (from, to, n) = (l * size + m.from as usize, l * size + m.to as usize, m.bytes as usize);
+            warp.local.copy_within(from..from + n, to);
+            for i in 0..n {
+                let written = warp.local_written[(from + i) / 64] >> ((from + i) % 64) & 1;
+                let (word, bit) = ((to + i) / 64, (to + i) % 64);
+                warp.local_written[word] = warp.local_written[word] & !(1 << bit) | written << bit;
+            }
+        }
+    });
+}
+
+/// `cvta`, `isspacep`, `mapa`, `getctarank`.
+fn address_op(cx: &Context<'_>, warp: &mut Warp, mask: Mask, a: &AddressOp) -> Done {
+    let window = |space: Where| match space {
+        Where::Shared | Where::Cluster => SHARED_BASE,
+        Where::Local => LOCAL_BASE,
+        Where::Param => PARAM_BASE,
+        _ => 0,
+    };
+    let from = get(warp, a.from);
+    let mut out: WideRow = [0; LANES];
+    let own = warp.block % cx.cluster_size;
+    for l in 0..LANES {
+        let x = from[l];
+        out[l] = match a.kind {
+            AddressKind::ToGeneric(space) => x.wrapping_add(window(space)),
+            AddressKind::FromGeneric(space) => x.wrapping_sub(window(space)),
+            AddressKind::IsSpace(space) => u64::from(match window(space) {
+                0 => [SHARED_BASE, LOCAL_BASE, PARAM_BASE].iter().all(|b| x.wrapping_sub(*b) >= WINDOW),
+                base if space == Where::Shared => {
+                    let at = x.wrapping_sub(base);
+                    at < SHARED_STRIDE || at < WINDOW && at / SHARED_STRIDE == own as u64 + 1
+                }
+                base => x.wrapping_sub(base) < WINDOW,
+            }),
+            AddressKind::MapGeneric | AddressKind::MapShared => {
+                let base = if a.kind == AddressKind::MapGeneric { SHARED_BASE } else { 0 };
+                let rank = a.rank.map_or(0, |r| warp.regs.narrow[r as usize][l]);
+                if mask >> l & 1 == 1 && rank as usize >= cx.cluster_size {
+                    return trouble(
+                        FaultKind::Trap,
+                        l,
+                        format!("rank {rank} in a cluster of {} blocks", cx.cluster_size),
+                    );
+                }
+                base + x.wrapping_sub(base) % SHARED_STRIDE + (u64::from(rank) + 1) * SHARED_STRIDE
+            }
+            AddressKind::Rank => {
+                let at = if x >= SHARED_BASE { x - SHARED_BASE } else { x };
+                (at / SHARED_STRIDE).checked_sub(1).unwrap_or(own as u64)
+            }
+        };
+    }
+    put(warp, a.to, &out, mask);
+    let tainted = taint_of(warp, a.from);
+    set_taint(warp, a.to, tainted, mask);
+    Ok(())
+}
+
+/// The address rows of a system call's arguments lie in local memory.
+pub(super) fn local_value(cx: &Context<'_>, warp: &Warp, lane: usize, at: u32) -> u64 {
+    let from = lane * cx.kernel.local_bytes as usize + at as usize;
+    warp.local.get(from..from + 8).map_or(0, |b| b.iter().rev().fold(0, |v, x| v << 8 | u64::from(*x)))
+}
+
+/// Used by `system` to read what a generic address holds.
+pub(super) fn byte_at(cx: &Context<'_>, warp: &mut Warp, shared: &[u8], lane: usize, address: u64) -> Option<u8> {
+    if address.wrapping_sub(LOCAL_BASE) < WINDOW {
+        let at = (address - LOCAL_BASE) as usize;
+        let size = cx.kernel.local_bytes as usize;
+        return (at < size).then(|| warp.local[lane * size + at]);
+    }
+    if address.wrapping_sub(SHARED_BASE) < WINDOW {
+        return shared.get((address - SHARED_BASE) as usize).copied();
+    }
+    let m = super::global::find(cx.view, &mut warp.last_allocation, address)?;
+    m.holds(address - m.base(), 1).then(|| m.load(address - m.base(), 1) as u8)
+}

@@ -1,0 +1,393 @@
+//! Shared memory of a block, with what is known about every part of it.
+//!
+//! Races: each granule (the smallest access of the kernel) remembers who wrote it last and when each warp read it last,
+//! in the warps' own time. An access is ordered after another if the warp has learned of that time, through a barrier or
+//! an mbarrier (vector clocks, as in FastTrack, Flanagan and Freund 2009; all readers are kept instead of one).
+
+use super::mbarrier::MbarrierState;
+use super::regs::Trouble;
+use super::warp::Warp;
+use crate::fault::FaultKind;
+use crate::options::{Options, Uninitialized};
+use std::collections::HashMap;
+
+/// A lane in `last` entries that stands for several.
+const MANY: u8 = 0xff;
+/// What fresh memory holds: a NaN as f32 and f16.
+const PATTERN: u8 = 0xf5;
+
+/// Who touched a granule last.
+#[derive(Debug, Clone, Copy, Default)]
+struct Touch {
+    /// In the warp's time; 0 = never.
+    clock: u32,
+    /// Its count of warp-level synchronisations.
+    sync: u32,
+    warp: u16,
+    lane: u8,
+    atomic: bool,
+}
+
+/// Shared memory of one block.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// Contents.
+    pub data: Vec<u8>,
+    written: Vec<u64>,
+    granule: u32,
+    warps: usize,
+    /// By granule.
+    writers: Vec<Touch>,
+    /// By granule and warp: when it was read last.
+    reads: Vec<u32>,
+    /// By granule: the last reader, for lanes of one warp.
+    readers: Vec<Touch>,
+    /// By 4 bytes: copies on their way there.
+    flights: Vec<u8>,
+    /// All of them.
+    pub in_flight: usize,
+    /// By offset.
+    pub mbarriers: HashMap<u32, MbarrierState>,
+}
+
+/// Who accesses.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Who<'a> {
+    /// Index in clocks.
+    pub id: usize,
+    /// Clocks of the warp.
+    pub clocks: &'a [u32],
+    /// Its count of synchronisations.
+    pub sync: u32,
+    /// The lane.
+    pub lane: usize,
+}
+
+impl<'a> Who<'a> {
+    /// A lane of a warp.
+    pub(super) fn of(warp: &'a Warp, lane: usize) -> Self {
+        Self { id: warp.id, clocks: &warp.clocks, sync: warp.sync, lane }
+    }
+}
+
+fn trouble(kind: FaultKind, lane: usize, message: String) -> Box<Trouble> {
+    Box::new(Trouble { kind, lane: lane as u32, message })
+}
+
+impl Shared {
+    /// Fresh memory. Times of earlier blocks have passed, so only what is written has to be forgotten.
+    pub(super) fn reset(&mut self, bytes: usize, granule: u32, warps: usize, options: &Options) {
+        self.data.clear();
+        self.data.resize(bytes.next_multiple_of(16), PATTERN);
+        self.written.clear();
+        self.written.resize(bytes.div_ceil(64), 0);
+        let granules = if options.races || options.warp_races { bytes.div_ceil(granule as usize) } else { 0 };
+        if self.granule != granule || self.warps != warps || self.writers.len() != granules {
+            (self.granule, self.warps) = (granule, warps);
+            self.writers = vec![Touch::default(); granules];
+            self.readers = vec![Touch::default(); granules];
+            self.reads = vec![0; granules * warps];
+        }
+        self.flights.clear();
+        self.flights.resize(if options.in_flight { bytes.div_ceil(4) } else { 0 }, 0);
+        self.in_flight = 0;
+        self.mbarriers.clear();
+    }
+
+    /// Forgets all times: they are about to start again.
+    pub(super) fn forget_times(&mut self) {
+        self.writers.fill(Touch::default());
+        self.readers.fill(Touch::default());
+        self.reads.fill(0);
+    }
+
+    /// 1, 2, 4 or 8 bytes. In bounds: checked by the caller.
+    #[inline(always)]
+    pub(super) fn load(&self, at: usize, bytes: u32) -> u64 {
+        match bytes {
+            4 => u32::from_le_bytes(*self.data[at..].first_chunk().unwrap_or(&[0; 4])).into(),
+            8 => u64::from_le_bytes(*self.data[at..].first_chunk().unwrap_or(&[0; 8])),
+            2 => u16::from_le_bytes(*self.data[at..].first_chunk().unwrap_or(&[0; 2])).into(),
+            _ => self.data[at].into(),
+        }
+    }
+
+    /// Stores the low bytes.
+    #[inline(always)]
+    pub(super) fn store(&mut self, at: usize, bytes: u32, value: u64) {
+        let n = bytes as usize;
+        self.data[at..at + n].copy_from_slice(&value.to_le_bytes()[..n]);
+    }
+
+    /// Marks bytes as written.
+    #[inline(always)]
+    pub(super) fn mark(&mut self, at: usize, bytes: usize) {
+        let (mut at, end) = (at, at + bytes);
+        while at < end {
+            let n = (64 - at % 64).min(end - at);
+            self.written[at / 64] |= (u64::MAX >> (64 - n)) << (at % 64);
+            at += n;
+        }
+    }
+
+    /// Whether bytes were all written.
+    #[inline(always)]
+    pub(super) fn is_written(&self, at: usize, bytes: usize) -> bool {
+        let (mut at, end) = (at, at + bytes);
+        while at < end {
+            let n = (64 - at % 64).min(end - at);
+            let bits = (u64::MAX >> (64 - n)) << (at % 64);
+            if self.written[at / 64] & bits != bits {
+                return false;
+            }
+            at += n;
+        }
+        true
+    }
+
+    /// Checks a read of bytes and remembers it. Returns whether they depend on memory that was never written.
+    #[inline]
+    pub(super) fn check_read(
+        &mut self,
+        at: usize,
+        bytes: usize,
+        who: Who<'_>,
+        options: &Options,
+    ) -> Result<bool, Box<Trouble>> {
+        if self.in_flight > 0 {
+            self.check_flights(at, bytes, who.lane)?;
+        }
+        if options.races || options.warp_races {
+            self.note_read(at, bytes, who, options)?;
+        }
+        if options.uninitialized_shared != Uninitialized::Off && !self.is_written(at, bytes) {
+            if options.uninitialized_shared == Uninitialized::Strict {
+                let message = format!("{bytes} bytes at shared offset {at} were never written");
+                return Err(trouble(FaultKind::Uninitialized, who.lane, message));
+            }
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
+    /// Checks a write of bytes and remembers it. `same` says whether it changes nothing, `atomic` that it cannot race with
+    /// other atomics.
+    #[inline]
+    pub(super) fn check_write(
+        &mut self,
+        at: usize,
+        bytes: usize,
+        who: Who<'_>,
+        options: &Options,
+        same: bool,
+        atomic: bool,
+    ) -> Result<(), Box<Trouble>> {
+        if self.in_flight > 0 {
+            self.check_flights(at, bytes, who.lane)?;
+        }
+        if options.races || options.warp_races {
+            self.note_write(at, bytes, who, options, same, atomic)?;
+        }
+        Ok(())
+    }
+
+    fn check_flights(&self, at: usize, bytes: usize, lane: usize) -> Result<(), Box<Trouble>> {
+        let end = (at + bytes).div_ceil(4).min(self.flights.len());
+        if self.flights[(at / 4).min(end)..end].iter().any(|f| *f != 0) {
+            let message = format!(
+                "{bytes} bytes at shared offset {at} are the destination of an asynchronous copy that was not waited for"
+            );
+            return Err(trouble(FaultKind::InFlight, lane, message));
+        }
+        Ok(())
+    }
+
+    /// A copy sets out for these bytes, or arrives.
+    pub(super) fn flight(&mut self, at: usize, bytes: usize, starts: bool) {
+        if self.flights.is_empty() {
+            return;
+        }
+        for f in &mut self.flights[at / 4..(at + bytes).div_ceil(4)] {
+            if starts {
+                *f = f.saturating_add(1);
+                self.in_flight += 1;
+            } else if *f > 0 {
+                *f -= 1;
+                self.in_flight -= 1;
+            }
+        }
+    }
+
+    /// A copy arrived: its bytes count as written now, by the lane that waited for it.
+    pub(super) fn rewritten(&mut self, at: usize, bytes: usize, who: Who<'_>) {
+        for g in self.granules(at, bytes) {
+            self.writers[g] = Touch {
+                clock: who.clocks[who.id],
+                sync: who.sync,
+                warp: who.id as u16,
+                lane: who.lane as u8,
+                atomic: false,
+            };
+        }
+    }
+
+    #[inline(always)]
+    fn granules(&self, at: usize, bytes: usize) -> std::ops::Range<usize> {
+        let g = self.granule as usize;
+        at / g..(at + bytes).div_ceil(g)
+    }
+
+    #[inline]
+    fn note_read(&mut self, at: usize, bytes: usize, who: Who<'_>, options: &Options) -> Result<(), Box<Trouble>> {
+        let now = who.clocks[who.id];
+        for g in self.granules(at, bytes) {
+            let w = self.writers[g];
+            if w.clock != 0 {
+                let writer = w.warp as usize;
+                if writer != who.id {
+                    if options.races && w.clock > who.clocks[writer] {
+                        return Err(self.race("reads", "wrote", g, &w, who));
+                    }
+                } else if options.warp_races && w.sync == who.sync && w.lane as usize != who.lane && w.clock == now {
+                    return Err(self.warp_race("reads", "wrote", g, &w, who));
+                }
+            }
+            self.reads[g * self.warps + who.id] = now;
+            let r = &mut self.readers[g];
+            let same = r.clock == now && r.warp as usize == who.id && r.sync == who.sync && r.lane as usize != who.lane;
+            let lane = if same { MANY } else { who.lane as u8 };
+            *r = Touch { clock: now, sync: who.sync, warp: who.id as u16, lane, atomic: false };
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn note_write(
+        &mut self,
+        at: usize,
+        bytes: usize,
+        who: Who<'_>,
+        options: &Options,
+        same: bool,
+        atomic: bool,
+    ) -> Result<(), Box<Trouble>> {
+        let now = who.clocks[who.id];
+        for g in self.granules(at, bytes) {
+            let w = self.writers[g];
+            if w.clock != 0 && !(w.atomic && atomic) {
+                let writer = w.warp as usize;
+                if writer != who.id {
+                    if options.races && w.clock > who.clocks[writer] {
+                        return Err(self.race("writes", "wrote", g, &w, who));
+                    }
+                } else if options.warp_races
+                    && !same
+                    && w.sync == who.sync
+                    && w.lane as usize != who.lane
+                    && w.clock == now
+                {
+                    return Err(self.warp_race("writes", "wrote", g, &w, who));
+                }
+            }
+            if options.races {
+                let row = &self.reads[g * self.warps..][..self.warps];
+                for (warp, (read, known)) in row.iter().zip(who.clocks).enumerate() {
+                    if read > known && warp != who.id {
+                        let r = Touch { clock: *read, warp: warp as u16, lane: MANY, ..Touch::default() };
+                        return Err(self.race("writes", "read", g, &r, who));
+                    }
+                }
+            }
+            let r = self.readers[g];
+            if options.warp_races
+                && !same
+                && r.clock == now
+                && r.warp as usize == who.id
+                && r.sync == who.sync
+                && r.lane as usize != who.lane
+            {
+                return Err(self.warp_race("writes", "read", g, &r, who));
+            }
+            self.writers[g] =
+                Touch { clock: now, sync: who.sync, warp: who.id as u16, lane: who.lane as u8, atomic };
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn race(&self, does: &str, did: &str, g: usize, other: &Touch, who: Who<'_>) -> Box<Trouble> {
+        let at = g * self.granule as usize;
+        let message = format!(
+            "warp {} {does} shared offset {at}, which warp {} {did}, and no barrier orders them",
+            who.id, other.warp
+        );
+        trouble(FaultKind::Race, who.lane, message)
+    }
+
+    #[cold]
+    fn warp_race(&self, does: &str, did: &str, g: usize, other: &Touch, who: Who<'_>) -> Box<Trouble> {
+        let at = g * self.granule as usize;
+        let lane = if other.lane == MANY { "other lanes".to_string() } else { format!("lane {}", other.lane) };
+        let message = format!(
+            "lane {} {does} shared offset {at}, which {lane} of the same warp {did}, with no bar.warp.sync between",
+            who.lane
+        );
+        trouble(FaultKind::WarpRace, who.lane, message)
+    }
+}
+
+/// Passes that a warp's access to shared memory takes, and the least it could: 32 banks of 4 bytes; accesses of 8 bytes go
+/// by half-warps, of 16 by quarter-warps.
+pub(super) fn wavefronts(offsets: &[u32; 32], mask: u32, bytes: u32) -> (u32, u32) {
+    let group = match bytes {
+        0..=4 => 32,
+        5..=8 => 16,
+        9..=16 => 8,
+        _ => 4,
+    };
+    let (mut passes, mut least) = (0, 0);
+    for first in (0..32).step_by(group) {
+        let lanes = (mask >> first) & (u32::MAX >> (32 - group));
+        if lanes == 0 {
+            continue;
+        }
+        // Distinct words by bank.
+        let mut words = [[0u32; 32]; 32];
+        let mut counts = [0u8; 32];
+        let mut worst = 1;
+        super::warp::each(lanes, |l| {
+            let at = offsets[first + l];
+            for word in at / 4..(at + bytes).div_ceil(4) {
+                let bank = (word % 32) as usize;
+                let n = counts[bank] as usize;
+                if !words[bank][..n.min(32)].contains(&word) && n < 32 {
+                    words[bank][n] = word;
+                    counts[bank] += 1;
+                    worst = worst.max(counts[bank].into());
+                }
+            }
+        });
+        passes += worst;
+        least += 1;
+    }
+    (passes, least)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bank_conflicts_follow_from_addresses() {
+        let offsets = |f: &dyn Fn(u32) -> u32| std::array::from_fn(|l| f(l as u32));
+        assert_eq!(wavefronts(&offsets(&|l| 4 * l), u32::MAX, 4), (1, 1));
+        assert_eq!(wavefronts(&offsets(&|_| 64), u32::MAX, 4), (1, 1), "a broadcast");
+        assert_eq!(wavefronts(&offsets(&|l| 128 * l), u32::MAX, 4), (32, 1), "a column of 32 words");
+        assert_eq!(wavefronts(&offsets(&|l| 132 * l), u32::MAX, 4), (1, 1), "padded");
+        assert_eq!(wavefronts(&offsets(&|l| 8 * l), u32::MAX, 4), (2, 1), "stride 2");
+        assert_eq!(wavefronts(&offsets(&|l| 8 * l), u32::MAX, 8), (2, 2));
+        assert_eq!(wavefronts(&offsets(&|l| 16 * l), u32::MAX, 16), (4, 4));
+        assert_eq!(wavefronts(&offsets(&|l| 2 * l), u32::MAX, 2), (1, 1), "two lanes a word");
+        assert_eq!(wavefronts(&offsets(&|l| 128 * l), 0xff, 4), (8, 1));
+    }
+}
