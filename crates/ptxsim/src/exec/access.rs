@@ -72,7 +72,13 @@ pub(super) fn shared_place(
     let block = match tag {
         0 => block,
         _ if tag <= cx.cluster_size => block / cx.cluster_size * cx.cluster_size + tag - 1,
-        _ => return trouble(FaultKind::OutOfBounds, lane, format!("{address:#x} is in no block's shared memory")),
+        _ => {
+            return trouble(
+                FaultKind::OutOfBounds,
+                lane,
+                format!("{address:#x} is in no block's shared memory"),
+            );
+        }
     };
     let size = shared.get(block).map_or(0, |_| cx.shared_bytes as usize);
     if offset + bytes as usize > size {
@@ -83,7 +89,11 @@ pub(super) fn shared_place(
         );
     }
     if !offset.is_multiple_of(bytes as usize) {
-        return trouble(FaultKind::Misaligned, lane, format!("the shared offset {offset} is no multiple of {bytes}"));
+        return trouble(
+            FaultKind::Misaligned,
+            lane,
+            format!("the shared offset {offset} is no multiple of {bytes}"),
+        );
     }
     Ok((block, offset))
 }
@@ -100,7 +110,11 @@ fn local_place(cx: &Context<'_>, address: u64, bytes: u32, lane: usize) -> Done<
         );
     }
     if !at.is_multiple_of(u64::from(bytes)) {
-        return trouble(FaultKind::Misaligned, lane, format!("the local offset {at} is no multiple of {bytes}"));
+        return trouble(
+            FaultKind::Misaligned,
+            lane,
+            format!("the local offset {at} is no multiple of {bytes}"),
+        );
     }
     Ok(lane * size as usize + at as usize)
 }
@@ -266,7 +280,10 @@ fn load_from(
                 let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
                 let memory = &mut shared[owner];
                 let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
-                if cx.shared_checks && !a.strong && memory.check_read(offset, total as usize, who, cx.options)? {
+                if cx.shared_checks
+                    && !a.strong
+                    && memory.check_read(offset, total as usize, who, cx.options)?
+                {
                     tainted |= 1 << l;
                 }
                 for (j, v) in values[..n].iter_mut().enumerate() {
@@ -277,7 +294,9 @@ fn load_from(
         }
         Where::Local => try_each(mask, |l| {
             let offset = local_place(cx, at[l], total, l)?;
-            if cx.options.uninitialized_shared != Uninitialized::Off && !local_written(warp, offset, total as usize) {
+            if cx.options.uninitialized_shared != Uninitialized::Off
+                && !local_written(warp, offset, total as usize)
+            {
                 // Compilers copy padding through local memory: only a use is an error.
                 tainted |= 1 << l;
             }
@@ -293,7 +312,10 @@ fn load_from(
                 return trouble(
                     FaultKind::OutOfBounds,
                     l,
-                    format!("{total} bytes at parameter offset {offset} are outside {} bytes", cx.params.len()),
+                    format!(
+                        "{total} bytes at parameter offset {offset} are outside {} bytes",
+                        cx.params.len()
+                    ),
                 );
             };
             for (v, b) in values[..n].iter_mut().zip(bytes.chunks_exact(a.bytes as usize)) {
@@ -459,7 +481,11 @@ fn store_to(
                 };
                 if m.read_only() {
                     let name = m.name().unwrap_or("constant memory");
-                    return trouble(FaultKind::OutOfBounds, l, format!("{name} is constant and cannot be stored to"));
+                    return trouble(
+                        FaultKind::OutOfBounds,
+                        l,
+                        format!("{name} is constant and cannot be stored to"),
+                    );
                 }
                 let offset = at[l] - m.base();
                 for (j, v) in values[..n].iter().enumerate() {
@@ -503,13 +529,16 @@ fn store_to(
             let offset = local_place(cx, at[l], total, l)?;
             for (j, v) in values[..n].iter().enumerate() {
                 let to = offset + j * a.bytes as usize;
-                warp.local[to..to + a.bytes as usize].copy_from_slice(&v[l].to_le_bytes()[..a.bytes as usize]);
+                warp.local[to..to + a.bytes as usize]
+                    .copy_from_slice(&v[l].to_le_bytes()[..a.bytes as usize]);
             }
             if tainted >> l & 1 == 0 {
                 mark_local(warp, offset, total as usize);
             }
             Ok(())
         }),
-        Where::Param => trouble(FaultKind::OutOfBounds, Warp::first(mask), "kernel parameters cannot be stored to"),
+        Where::Param => {
+            trouble(FaultKind::OutOfBounds, Warp::first(mask), "kernel parameters cannot be stored to")
+        }
     }
 }

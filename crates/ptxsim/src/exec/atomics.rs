@@ -1,6 +1,8 @@
 //! `atom` and `red`.
 
-use super::access::{Done, addresses, by_space, check_address_taint, get, put, set_taint, shared_place, taint_of, trouble};
+use super::access::{
+    Done, addresses, by_space, check_address_taint, get, put, set_taint, shared_place, taint_of, trouble,
+};
 use super::gang::Context;
 use super::global;
 use super::regs::{LANES, Mask, WideRow};
@@ -21,7 +23,8 @@ pub(super) fn apply(kind: AtomicKind, ty: Type, old: u64, x: u64, y: u64) -> u64
         u64::from(high) << 16 | u64::from(low)
     };
     let h = |f: &dyn Fn(f16, f16) -> f16, a: u16, b: u16| f(f16::from_bits(a), f16::from_bits(b)).to_bits();
-    let b = |f: &dyn Fn(bf16, bf16) -> bf16, a: u16, b: u16| f(bf16::from_bits(a), bf16::from_bits(b)).to_bits();
+    let b =
+        |f: &dyn Fn(bf16, bf16) -> bf16, a: u16, b: u16| f(bf16::from_bits(a), bf16::from_bits(b)).to_bits();
     let (f_old, f_x) = (f32::from_bits(old as u32), f32::from_bits(x as u32));
     match (kind, ty) {
         (AtomicKind::Add, Type::F32) => (f_old + f_x).to_bits().into(),
@@ -58,8 +61,20 @@ pub(super) fn apply(kind: AtomicKind, ty: Type, old: u64, x: u64, y: u64) -> u64
             let low = u64::MAX >> (64 - ty.bits());
             if old & low == x & low { y } else { old }
         }
-        (AtomicKind::Increment, _) => if old as u32 >= x as u32 { 0 } else { old + 1 },
-        (AtomicKind::Decrement, _) => if old as u32 == 0 || old as u32 > x as u32 { x } else { old - 1 },
+        (AtomicKind::Increment, _) => {
+            if old as u32 >= x as u32 {
+                0
+            } else {
+                old + 1
+            }
+        }
+        (AtomicKind::Decrement, _) => {
+            if old as u32 == 0 || old as u32 > x as u32 {
+                x
+            } else {
+                old - 1
+            }
+        }
     }
 }
 
@@ -102,7 +117,11 @@ pub(super) fn atomic(
     let mut old = vec![[0u64; LANES]; n];
     let bytes = a.ty.bytes();
     let total = bytes * a.elements;
-    let spaces = if a.space == Where::Generic { by_space(&at, mask) } else { [(a.space, mask), (Where::Global, 0), (Where::Global, 0), (Where::Global, 0)] };
+    let spaces = if a.space == Where::Generic {
+        by_space(&at, mask)
+    } else {
+        [(a.space, mask), (Where::Global, 0), (Where::Global, 0), (Where::Global, 0)]
+    };
     for (space, lanes) in spaces {
         if lanes == 0 {
             continue;
@@ -168,7 +187,13 @@ pub(super) fn atomic(
                 counts.shared_requests += 1;
                 counts.shared_wavefronts += u64::from(lanes.count_ones());
             }
-            _ => return trouble(FaultKind::OutOfBounds, Warp::first(lanes), "atomics need global or shared memory"),
+            _ => {
+                return trouble(
+                    FaultKind::OutOfBounds,
+                    Warp::first(lanes),
+                    "atomics need global or shared memory",
+                );
+            }
         }
     }
     if let Some(rows) = &a.old {
@@ -197,8 +222,13 @@ mod tests {
         assert_eq!(u(Max, 5, 0xffff_fffd), 0xffff_fffd);
         assert_eq!(apply(CompareSwap, Type::B32, 5, 5, 9), 9);
         assert_eq!(apply(CompareSwap, Type::B32, 5, 4, 9), 5);
-        assert_eq!(apply(Add, Type::F32, 1f32.to_bits().into(), 2f32.to_bits().into(), 0), 3f32.to_bits().into());
-        let two = |a: f32, b: f32| u64::from(f16::from_f32(b).to_bits()) << 16 | u64::from(f16::from_f32(a).to_bits());
+        assert_eq!(
+            apply(Add, Type::F32, 1f32.to_bits().into(), 2f32.to_bits().into(), 0),
+            3f32.to_bits().into()
+        );
+        let two = |a: f32, b: f32| {
+            u64::from(f16::from_f32(b).to_bits()) << 16 | u64::from(f16::from_f32(a).to_bits())
+        };
         assert_eq!(apply(Add, Type::F16x2, two(1.0, 2.0), two(0.5, -4.0), 0), two(1.5, -2.0));
     }
 }

@@ -37,26 +37,59 @@ impl Gang {
             };
             if let Some((map, coordinates)) = &b.tensor {
                 let map = self.tensor_map(cx, warp, *map, l)?;
-                let at: Vec<i32> = coordinates.iter().map(|c| warp.regs.narrow[*c as usize][l] as i32).collect();
-                return self.tensor_copy(cx, warp, l, b, &map, &at, [to[l], from[l]], mbarrier.map(|m| m[l]), targets);
+                let at: Vec<i32> =
+                    coordinates.iter().map(|c| warp.regs.narrow[*c as usize][l] as i32).collect();
+                return self.tensor_copy(
+                    cx,
+                    warp,
+                    l,
+                    b,
+                    &map,
+                    &at,
+                    [to[l], from[l]],
+                    mbarrier.map(|m| m[l]),
+                    targets,
+                );
             }
             let bytes = warp.regs.narrow[b.bytes as usize][l];
             if !bytes.is_multiple_of(16) || !to[l].is_multiple_of(16) || !from[l].is_multiple_of(16) {
-                return trouble(FaultKind::Misaligned, l, "addresses and size of a bulk copy must be multiples of 16");
+                return trouble(
+                    FaultKind::Misaligned,
+                    l,
+                    "addresses and size of a bulk copy must be multiples of 16",
+                );
             }
             if bytes == 0 {
                 return Ok(());
             }
             if b.load {
                 let data = read_global(cx, warp, from[l], bytes, l)?;
-                return self.send(cx, warp, l, vec![(0, data)], to[l], bytes, mbarrier.map(|m| m[l]), targets);
+                return self.send(
+                    cx,
+                    warp,
+                    l,
+                    vec![(0, data)],
+                    to[l],
+                    bytes,
+                    mbarrier.map(|m| m[l]),
+                    targets,
+                );
             }
             let data = self.read_shared(cx, warp, from[l], bytes, l)?;
             match b.to_space {
                 crate::program::Where::Cluster => {
                     let (block, _) = shared_place(cx, &self.shared, warp.block, to[l], 16, l)?;
                     let first = block / cx.cluster_size * cx.cluster_size;
-                    self.send(cx, warp, l, vec![(0, data)], to[l], bytes, mbarrier.map(|m| m[l]), 1 << (block - first))
+                    self.send(
+                        cx,
+                        warp,
+                        l,
+                        vec![(0, data)],
+                        to[l],
+                        bytes,
+                        mbarrier.map(|m| m[l]),
+                        1 << (block - first),
+                    )
                 }
                 _ => write_global(cx, warp, to[l], &data, b.reduce, l),
             }
@@ -94,7 +127,11 @@ impl Gang {
                     return trouble(
                         FaultKind::OutOfBounds,
                         lane,
-                        format!("{} bytes at shared offset {place} are outside the block's {} bytes", data.len(), cx.shared_bytes),
+                        format!(
+                            "{} bytes at shared offset {place} are outside the block's {} bytes",
+                            data.len(),
+                            cx.shared_bytes
+                        ),
                     );
                 }
                 if cx.shared_checks {
@@ -106,7 +143,11 @@ impl Gang {
             }
             let told = if alone { own } else { first + rank };
             if !self.shared[told].mbarriers.contains_key(&(barrier as u32)) {
-                return trouble(FaultKind::Trap, lane, format!("there is no mbarrier at shared offset {barrier}"));
+                return trouble(
+                    FaultKind::Trap,
+                    lane,
+                    format!("there is no mbarrier at shared offset {barrier}"),
+                );
             }
             self.bulk.push(Pending { block, pieces: placed, mbarrier: (told, barrier), bytes });
         }
@@ -114,9 +155,14 @@ impl Gang {
     }
 
     /// Lets copies arrive that belong to an mbarrier. Returns whether any did.
-    pub(super) fn deliver(&mut self, cx: &Context<'_>, mbarrier: Option<(usize, usize)>) -> Result<bool, Box<Fault>> {
-        let (ready, rest): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.bulk).into_iter().partition(|p| mbarrier.is_none_or(|m| p.mbarrier == m));
+    pub(super) fn deliver(
+        &mut self,
+        cx: &Context<'_>,
+        mbarrier: Option<(usize, usize)>,
+    ) -> Result<bool, Box<Fault>> {
+        let (ready, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.bulk)
+            .into_iter()
+            .partition(|p| mbarrier.is_none_or(|m| p.mbarrier == m));
         self.bulk = rest;
         let any = !ready.is_empty();
         for p in ready {
@@ -142,13 +188,23 @@ impl Gang {
         self.deliver(cx, None)
     }
 
-    fn read_shared(&mut self, cx: &Context<'_>, warp: &Warp, from: u64, bytes: u32, lane: usize) -> Done<Vec<u8>> {
+    fn read_shared(
+        &mut self,
+        cx: &Context<'_>,
+        warp: &Warp,
+        from: u64,
+        bytes: u32,
+        lane: usize,
+    ) -> Done<Vec<u8>> {
         let (block, at) = shared_place(cx, &self.shared, warp.block, from, 16, lane)?;
         if at + bytes as usize > cx.shared_bytes as usize {
             return trouble(
                 FaultKind::OutOfBounds,
                 lane,
-                format!("{bytes} bytes at shared offset {at} are outside the block's {} bytes", cx.shared_bytes),
+                format!(
+                    "{bytes} bytes at shared offset {at} are outside the block's {} bytes",
+                    cx.shared_bytes
+                ),
             );
         }
         let memory = &mut self.shared[block];
@@ -161,7 +217,13 @@ impl Gang {
         Ok(memory.data[at..at + bytes as usize].to_vec())
     }
 
-    fn tensor_map(&mut self, cx: &Context<'_>, warp: &mut Warp, at: AddressRow, lane: usize) -> Done<TensorMap> {
+    fn tensor_map(
+        &mut self,
+        cx: &Context<'_>,
+        warp: &mut Warp,
+        at: AddressRow,
+        lane: usize,
+    ) -> Done<TensorMap> {
         let address = addresses(warp, at)[lane];
         let offset = address.wrapping_sub(crate::memory::PARAM_BASE) as usize;
         let bytes = match cx.params.get(offset..offset.saturating_add(128)) {
@@ -216,7 +278,13 @@ impl Gang {
     }
 }
 
-fn range<'a>(cx: &'a Context<'_>, warp: &mut Warp, address: u64, bytes: u32, lane: usize) -> Done<&'a Arc<Allocation>> {
+fn range<'a>(
+    cx: &'a Context<'_>,
+    warp: &mut Warp,
+    address: u64,
+    bytes: u32,
+    lane: usize,
+) -> Done<&'a Arc<Allocation>> {
     match super::global::find(cx.view, &mut warp.last_allocation, address) {
         Some(m) if m.holds(address - m.base(), bytes.into()) => Ok(m),
         _ => Err(super::global::outside(cx.view, address, bytes, lane)),
@@ -226,8 +294,14 @@ fn range<'a>(cx: &'a Context<'_>, warp: &mut Warp, address: u64, bytes: u32, lan
 fn read_global(cx: &Context<'_>, warp: &mut Warp, address: u64, bytes: u32, lane: usize) -> Done<Vec<u8>> {
     let m = range(cx, warp, address, bytes, lane)?;
     let offset = address - m.base();
-    if cx.options.uninitialized_global != crate::options::Uninitialized::Off && !m.is_written(offset, bytes.into()) {
-        return trouble(FaultKind::Uninitialized, lane, format!("{bytes} bytes at {address:#x} were not all written"));
+    if cx.options.uninitialized_global != crate::options::Uninitialized::Off
+        && !m.is_written(offset, bytes.into())
+    {
+        return trouble(
+            FaultKind::Uninitialized,
+            lane,
+            format!("{bytes} bytes at {address:#x} were not all written"),
+        );
     }
     Ok((0..u64::from(bytes)).map(|i| m.load(offset + i, 1) as u8).collect())
 }
@@ -259,4 +333,3 @@ fn write_global(
     m.mark(offset, data.len() as u64);
     Ok(())
 }
-

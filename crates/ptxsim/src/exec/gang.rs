@@ -172,7 +172,11 @@ impl Gang {
             for w in &order {
                 if self.warps[*w].is_ready() {
                     progress = true;
-                    let quantum = if cx.options.shuffle_seed.is_some() { 1 + self.random() as u32 % 512 } else { QUANTUM };
+                    let quantum = if cx.options.shuffle_seed.is_some() {
+                        1 + self.random() as u32 % 512
+                    } else {
+                        QUANTUM
+                    };
                     self.run_warp(cx, *w, quantum)?;
                 }
             }
@@ -231,7 +235,9 @@ impl Gang {
             block.id = cx.block_id(first + b);
             block.first_warp = b * per_block;
             block.barriers.clear();
-            block.barriers.resize(16, BarrierState { clocks: vec![0; clocks], all: true, ..BarrierState::default() });
+            block
+                .barriers
+                .resize(16, BarrierState { clocks: vec![0; clocks], all: true, ..BarrierState::default() });
             self.shared[b].reset(cx.shared_bytes as usize, cx.kernel.shared_granule, clocks, cx.options);
             for w in 0..per_block {
                 let warp = &mut self.warps[b * per_block + w];
@@ -260,7 +266,15 @@ impl Gang {
     }
 
     /// A fault with its place.
-    pub(super) fn fault(&self, cx: &Context<'_>, w: usize, pc: u32, kind: FaultKind, lane: u32, message: String) -> Box<Fault> {
+    pub(super) fn fault(
+        &self,
+        cx: &Context<'_>,
+        w: usize,
+        pc: u32,
+        kind: FaultKind,
+        lane: u32,
+        message: String,
+    ) -> Box<Fault> {
         let warp = &self.warps[w];
         let at = pc as usize;
         Box::new(Fault {
@@ -317,7 +331,8 @@ impl Gang {
             message += &format!("; {gone} warps have exited");
         }
         let w = self.warps.iter().position(|w| w.live != 0).unwrap_or(0);
-        let (pc, lane) = self.warps[w].splits.first().map_or((0, 0), |s| (s.pc.saturating_sub(1), Warp::first(s.mask)));
+        let (pc, lane) =
+            self.warps[w].splits.first().map_or((0, 0), |s| (s.pc.saturating_sub(1), Warp::first(s.mask)));
         Err(self.fault(cx, w, pc, FaultKind::Deadlock, lane as u32, message))
     }
 }
@@ -334,7 +349,10 @@ fn registers(cx: &Context<'_>, warp: &mut Warp, block: [u32; 3], number: usize) 
         regs.any_tainted = false;
         files.narrow_constants.iter().for_each(|(row, v)| regs.narrow[*row as usize] = [*v; LANES]);
         files.wide_constants.iter().for_each(|(row, v)| regs.wide[*row as usize] = [*v; LANES]);
-        files.pred_constants.iter().for_each(|(row, v)| regs.preds[*row as usize] = if *v { Mask::MAX } else { 0 });
+        files
+            .pred_constants
+            .iter()
+            .for_each(|(row, v)| regs.preds[*row as usize] = if *v { Mask::MAX } else { 0 });
     }
     if regs.any_tainted {
         regs.tainted.iter_mut().for_each(|t| t.fill(0));
@@ -355,7 +373,14 @@ fn registers(cx: &Context<'_>, warp: &mut Warp, block: [u32; 3], number: usize) 
     }
 }
 
-fn special_register(cx: &Context<'_>, s: Special, warp: usize, lane: usize, block: [u32; 3], number: usize) -> u64 {
+fn special_register(
+    cx: &Context<'_>,
+    s: Special,
+    warp: usize,
+    lane: usize,
+    block: [u32; 3],
+    number: usize,
+) -> u64 {
     let thread = cx.thread_id(warp * LANES + lane);
     let launch = cx.launch;
     let cluster = launch.cluster.map(|c| c.max(1));

@@ -81,7 +81,12 @@ fn order(gangs: usize, options: &Options) -> Box<dyn Iterator<Item = usize>> {
     }
 }
 
-fn in_parallel(cx: &Context<'_>, gangs: usize, together: usize, options: &Options) -> Result<Vec<Counts>, Box<Fault>> {
+fn in_parallel(
+    cx: &Context<'_>,
+    gangs: usize,
+    together: usize,
+    options: &Options,
+) -> Result<Vec<Counts>, Box<Fault>> {
     let lowest = AtomicUsize::new(usize::MAX);
     let fault: Mutex<Option<Box<Fault>>> = Mutex::new(None);
     let totals: Mutex<Vec<Counts>> = Mutex::new(vec![Counts::default(); cx.kernel.code.len()]);

@@ -72,9 +72,9 @@ pub(super) fn matrix(
         for (r, (owner, offset)) in rows.iter().enumerate() {
             if cx.shared_checks {
                 let who = Who::of(warp, 8 * i + r);
-                let tainted = shared[*owner]
-                    .check_read(*offset, 16, who, cx.options)
-                    .map_err(|t| Box::new(Trouble { message: format!("matrix {i}, row {r}: {}", t.message), ..*t }))?;
+                let tainted = shared[*owner].check_read(*offset, 16, who, cx.options).map_err(|t| {
+                    Box::new(Trouble { message: format!("matrix {i}, row {r}: {}", t.message), ..*t })
+                })?;
                 tainted_rows |= u8::from(tainted) << r;
             }
         }

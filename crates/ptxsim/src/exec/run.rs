@@ -195,8 +195,7 @@ impl Gang {
                     pc += 1;
                 }
                 What::CopyWait { leave, all } => {
-                    let copies =
-                        if *all { warp.copies.wait_all(run) } else { warp.copies.wait(run, *leave) };
+                    let copies = if *all { warp.copies.wait_all(run) } else { warp.copies.wait(run, *leave) };
                     self.arrive(cx, warp, &copies);
                     pc += 1;
                 }
@@ -255,17 +254,19 @@ impl Gang {
                         *budget = (*budget).min(64);
                     }
                 }
-                What::WarpSync { members } => match self.gate(cx, warp, s, pc, run, Need::Members(*members), forced)? {
-                    Gate::Wait => return Ok(()),
-                    Gate::Go(go) => {
-                        warp.sync += 1;
-                        if go != run {
-                            self.part(warp, s, pc, mask & !go, go);
-                            mask = go;
+                What::WarpSync { members } => {
+                    match self.gate(cx, warp, s, pc, run, Need::Members(*members), forced)? {
+                        Gate::Wait => return Ok(()),
+                        Gate::Go(go) => {
+                            warp.sync += 1;
+                            if go != run {
+                                self.part(warp, s, pc, mask & !go, go);
+                                mask = go;
+                            }
+                            pc += 1;
                         }
-                        pc += 1;
                     }
-                },
+                }
                 What::Exit => {
                     warp.live &= !run;
                     mask &= !run;
@@ -292,7 +293,9 @@ impl Gang {
                 What::CallIndirect { function, targets } => {
                     let row = warp.regs.wide[*function as usize];
                     let lane = Warp::first(run);
-                    let go = (0..LANES).filter(|l| run >> l & 1 == 1 && row[*l] == row[lane]).fold(0, |m, l| m | 1 << l);
+                    let go = (0..LANES)
+                        .filter(|l| run >> l & 1 == 1 && row[*l] == row[lane])
+                        .fold(0, |m, l| m | 1 << l);
                     let found = function_index(row[lane]).and_then(|i| targets.get(i).cloned().flatten());
                     let Some(call) = found else {
                         return trouble(
@@ -336,7 +339,9 @@ impl Gang {
                             format!("index {} of a table of {} branch targets", row[lane], targets.len()),
                         );
                     };
-                    let go = (0..LANES).filter(|l| run >> l & 1 == 1 && row[*l] == row[lane]).fold(0, |m, l| m | 1 << l);
+                    let go = (0..LANES)
+                        .filter(|l| run >> l & 1 == 1 && row[*l] == row[lane])
+                        .fold(0, |m, l| m | 1 << l);
                     if go != mask {
                         self.counts[pc as usize].divergent_branches += 1;
                         self.part(warp, s, pc, run & !go, go);
@@ -513,7 +518,13 @@ pub(super) fn local_value(cx: &Context<'_>, warp: &Warp, lane: usize, at: u32) -
 }
 
 /// Used by `system` to read what a generic address holds.
-pub(super) fn byte_at(cx: &Context<'_>, warp: &mut Warp, shared: &[u8], lane: usize, address: u64) -> Option<u8> {
+pub(super) fn byte_at(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &[u8],
+    lane: usize,
+    address: u64,
+) -> Option<u8> {
     if address.wrapping_sub(LOCAL_BASE) < WINDOW {
         let at = (address - LOCAL_BASE) as usize;
         let size = cx.kernel.local_bytes as usize;

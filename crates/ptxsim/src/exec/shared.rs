@@ -238,7 +238,13 @@ impl Shared {
     }
 
     #[inline]
-    fn note_read(&mut self, at: usize, bytes: usize, who: Who<'_>, options: &Options) -> Result<(), Box<Trouble>> {
+    fn note_read(
+        &mut self,
+        at: usize,
+        bytes: usize,
+        who: Who<'_>,
+        options: &Options,
+    ) -> Result<(), Box<Trouble>> {
         let now = who.clocks[who.id];
         for g in self.granules(at, bytes) {
             let w = self.writers[g];
@@ -248,13 +254,20 @@ impl Shared {
                     if options.races && w.clock > who.clocks[writer] {
                         return Err(self.race("reads", "wrote", g, &w, who));
                     }
-                } else if options.warp_races && w.sync == who.sync && w.lane as usize != who.lane && w.clock == now {
+                } else if options.warp_races
+                    && w.sync == who.sync
+                    && w.lane as usize != who.lane
+                    && w.clock == now
+                {
                     return Err(self.warp_race("reads", "wrote", g, &w, who));
                 }
             }
             self.reads[g * self.warps + who.id] = now;
             let r = &mut self.readers[g];
-            let same = r.clock == now && r.warp as usize == who.id && r.sync == who.sync && r.lane as usize != who.lane;
+            let same = r.clock == now
+                && r.warp as usize == who.id
+                && r.sync == who.sync
+                && r.lane as usize != who.lane;
             let lane = if same { MANY } else { who.lane as u8 };
             *r = Touch { clock: now, sync: who.sync, warp: who.id as u16, lane, atomic: false };
         }
@@ -327,7 +340,8 @@ impl Shared {
     #[cold]
     fn warp_race(&self, does: &str, did: &str, g: usize, other: &Touch, who: Who<'_>) -> Box<Trouble> {
         let at = g * self.granule as usize;
-        let lane = if other.lane == MANY { "other lanes".to_string() } else { format!("lane {}", other.lane) };
+        let lane =
+            if other.lane == MANY { "other lanes".to_string() } else { format!("lane {}", other.lane) };
         let message = format!(
             "lane {} {does} shared offset {at}, which {lane} of the same warp {did}, with no bar.warp.sync between",
             who.lane

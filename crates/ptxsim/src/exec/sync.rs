@@ -32,14 +32,21 @@ impl Gang {
         if let Some(n) = threads
             && (n == 0 || !n.is_multiple_of(LANES as u32))
         {
-            return trouble(FaultKind::Trap, lane, format!("{n} threads at a barrier: expected a multiple of 32"));
+            return trouble(
+                FaultKind::Trap,
+                lane,
+                format!("{n} threads at a barrier: expected a multiple of 32"),
+            );
         }
         let state = &mut self.blocks[warp.block].barriers[id as usize];
         if state.open && state.threads != threads {
             return trouble(
                 FaultKind::Trap,
                 lane,
-                format!("barrier {id} is used with {:?} threads by some and {threads:?} by others", state.threads),
+                format!(
+                    "barrier {id} is used with {:?} threads by some and {threads:?} by others",
+                    state.threads
+                ),
             );
         }
         state.open = true;
@@ -217,9 +224,9 @@ impl Gang {
         let (to, from) = (addresses(warp, c.to), addresses(warp, c.from));
         let mut reads: Mask = 0;
         let mut copies = Vec::with_capacity(mask.count_ones() as usize);
-        let ignore = c.ignore.map_or(0, |(p, negated)| {
-            warp.regs.preds[p as usize] ^ if negated { Mask::MAX } else { 0 }
-        });
+        let ignore = c
+            .ignore
+            .map_or(0, |(p, negated)| warp.regs.preds[p as usize] ^ if negated { Mask::MAX } else { 0 });
         try_each(mask, |l| {
             let n = match c.source_bytes {
                 _ if ignore >> l & 1 == 1 => 0,
@@ -232,14 +239,20 @@ impl Gang {
             if n > 0 {
                 reads |= 1 << l;
                 if !from[l].is_multiple_of(c.bytes.into()) {
-                    return trouble(FaultKind::Misaligned, l, format!("the source {:#x} is no multiple of {}", from[l], c.bytes));
+                    return trouble(
+                        FaultKind::Misaligned,
+                        l,
+                        format!("the source {:#x} is no multiple of {}", from[l], c.bytes),
+                    );
                 }
                 let m = match super::global::find(cx.view, &mut warp.last_allocation, from[l]) {
                     Some(m) if m.holds(from[l] - m.base(), n.into()) => m,
                     _ => return Err(super::global::outside(cx.view, from[l], n, l)),
                 };
                 let at = from[l] - m.base();
-                if cx.options.uninitialized_global != crate::options::Uninitialized::Off && !m.is_written(at, n.into()) {
+                if cx.options.uninitialized_global != crate::options::Uninitialized::Off
+                    && !m.is_written(at, n.into())
+                {
                     if cx.options.uninitialized_global == crate::options::Uninitialized::Strict {
                         return trouble(
                             FaultKind::Uninitialized,
@@ -300,12 +313,22 @@ impl Gang {
     }
 
     /// `mbarrier.*`
-    pub(super) fn mbarrier(&mut self, cx: &Context<'_>, warp: &mut Warp, mask: Mask, m: &Mbarrier) -> Done<Next> {
+    pub(super) fn mbarrier(
+        &mut self,
+        cx: &Context<'_>,
+        warp: &mut Warp,
+        mask: Mask,
+        m: &Mbarrier,
+    ) -> Done<Next> {
         let place = |g: &Self, warp: &Warp, row, lane: usize| -> Done<(usize, usize)> {
             shared_place(cx, &g.shared, warp.block, addresses(warp, row)[lane], 8, lane)
         };
         let missing = |lane: usize, at: usize| -> Done<Next> {
-            trouble(FaultKind::Trap, lane, format!("there is no mbarrier at shared offset {at}: mbarrier.init comes first"))
+            trouble(
+                FaultKind::Trap,
+                lane,
+                format!("there is no mbarrier at shared offset {at}: mbarrier.init comes first"),
+            )
         };
         match m {
             Mbarrier::Init { address, count } => {
@@ -313,7 +336,11 @@ impl Gang {
                     let (block, at) = place(self, warp, *address, l)?;
                     let n = warp.regs.narrow[*count as usize][l];
                     if n == 0 || n > MAX_COUNT {
-                        return trouble(FaultKind::Trap, l, format!("an mbarrier for {n} arrivals: expected 1 to {MAX_COUNT}"));
+                        return trouble(
+                            FaultKind::Trap,
+                            l,
+                            format!("an mbarrier for {n} arrivals: expected 1 to {MAX_COUNT}"),
+                        );
                     }
                     let memory = &mut self.shared[block];
                     if cx.shared_checks {
@@ -417,7 +444,11 @@ impl Gang {
                     if !finished(b) && self.bulk.iter().any(|p| p.mbarrier == (block, at)) {
                         // Copies arrive when someone looks for them.
                         self.deliver(cx, Some((block, at))).map_err(|f| {
-                            Box::new(super::regs::Trouble { kind: f.kind, lane: l as u32, message: f.message })
+                            Box::new(super::regs::Trouble {
+                                kind: f.kind,
+                                lane: l as u32,
+                                message: f.message,
+                            })
                         })?;
                     }
                     let b = &self.shared[block].mbarriers[&(at as u32)];
@@ -469,7 +500,14 @@ impl Gang {
             // The pending count goes up by one and down by one again.
             return Ok(());
         }
-        let arrive = Mbarrier::Arrive { address, space: Where::Shared, state: None, count: None, expect: None, drop: false };
+        let arrive = Mbarrier::Arrive {
+            address,
+            space: Where::Shared,
+            state: None,
+            count: None,
+            expect: None,
+            drop: false,
+        };
         self.mbarrier(cx, warp, mask, &arrive).map(|_| ())
     }
 }

@@ -20,7 +20,8 @@ pub(super) fn call(
     arguments: &[u32],
     result: Option<u32>,
 ) -> Done {
-    let argument = |warp: &Warp, l: usize, i: usize| arguments.get(i).map_or(0, |a| local_value(cx, warp, l, *a));
+    let argument =
+        |warp: &Warp, l: usize, i: usize| arguments.get(i).map_or(0, |a| local_value(cx, warp, l, *a));
     try_each(mask, |l| match function {
         System::Printf => {
             let (format, values) = (argument(warp, l, 0), argument(warp, l, 1));
@@ -47,9 +48,8 @@ pub(super) fn call(
 
 /// The zero-terminated text at an address.
 fn text(cx: &Context<'_>, warp: &mut Warp, lane: usize, address: u64) -> String {
-    let bytes: Vec<u8> = (0..LONGEST)
-        .map_while(|i| byte_at(cx, warp, &[], lane, address + i).filter(|b| *b != 0))
-        .collect();
+    let bytes: Vec<u8> =
+        (0..LONGEST).map_while(|i| byte_at(cx, warp, &[], lane, address + i).filter(|b| *b != 0)).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -59,7 +59,9 @@ fn printf(cx: &Context<'_>, warp: &mut Warp, lane: usize, format: &str, values: 
     let mut at = 0u64;
     let mut take = |warp: &mut Warp, n: u64| {
         at = at.next_multiple_of(n);
-        let v = (0..n).rev().fold(0u64, |v, i| v << 8 | u64::from(byte_at(cx, warp, &[], lane, values + at + i).unwrap_or(0)));
+        let v = (0..n).rev().fold(0u64, |v, i| {
+            v << 8 | u64::from(byte_at(cx, warp, &[], lane, values + at + i).unwrap_or(0))
+        });
         at += n;
         v
     };

@@ -40,9 +40,7 @@ fn matrix(warp: &mut Warp, flow: &Flow, mask: Mask) {
     let taint = |w: &Warp, range: std::ops::Range<usize>| {
         flow.from.get(range).into_iter().flatten().fold(0, |t, r| t | taint_of(w, *r))
     };
-    let rows = |t: Mask| {
-        (0..8).fold(0, |m, g| if t >> (4 * g) & 0xf != 0 { m | 0xf << (4 * g) } else { m })
-    };
+    let rows = |t: Mask| (0..8).fold(0, |m, g| if t >> (4 * g) & 0xf != 0 { m | 0xf << (4 * g) } else { m });
     // A has at least half of the registers of A and B.
     let a = rows(taint(warp, 0..inputs.div_ceil(2)));
     let b = taint(warp, inputs.div_ceil(2)..inputs);

@@ -148,8 +148,8 @@ impl Warp {
             while j < self.splits.len() {
                 let (a, b) = (&self.splits[i], &self.splits[j]);
                 let free = |s: &Split| matches!(s.wait, Wait::Ready | Wait::Lanes);
-                let same_calls = a.stack.len() == b.stack.len()
-                    && a.stack.iter().zip(&b.stack).all(|(a, b)| a.pc == b.pc);
+                let same_calls =
+                    a.stack.len() == b.stack.len() && a.stack.iter().zip(&b.stack).all(|(a, b)| a.pc == b.pc);
                 if a.pc == b.pc && same_calls && free(a) && free(b) {
                     let mask = b.mask;
                     self.splits.swap_remove(j);
@@ -221,7 +221,10 @@ pub(super) fn each(mask: Mask, mut f: impl FnMut(usize)) {
 
 /// Calls `f` for each lane of a set until it fails.
 #[inline(always)]
-pub(super) fn try_each(mask: Mask, mut f: impl FnMut(usize) -> Result<(), Box<Trouble>>) -> Result<(), Box<Trouble>> {
+pub(super) fn try_each(
+    mask: Mask,
+    mut f: impl FnMut(usize) -> Result<(), Box<Trouble>>,
+) -> Result<(), Box<Trouble>> {
     let mut left = mask;
     while left != 0 {
         f(left.trailing_zeros() as usize)?;

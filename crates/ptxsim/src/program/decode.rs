@@ -137,8 +137,13 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
 /// The kernel and the functions that it may call, itself first.
 fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> {
     let module = &image.module;
-    let by_name: HashMap<&str, usize> =
-        module.functions.iter().enumerate().filter(|(_, f)| !f.declaration).map(|(i, f)| (f.name.as_str(), i)).collect();
+    let by_name: HashMap<&str, usize> = module
+        .functions
+        .iter()
+        .enumerate()
+        .filter(|(_, f)| !f.declaration)
+        .map(|(i, f)| (f.name.as_str(), i))
+        .collect();
     let mut reached = vec![kernel];
     let mut edges: Vec<(usize, usize)> = Vec::new();
     let mut at = 0;
@@ -187,7 +192,12 @@ fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> {
             work.push((f, true));
             for (_, to) in edges.iter().filter(|(from, _)| *from == f) {
                 match state.get(to) {
-                    Some(1) => return Err(format!("{} calls itself: recursion is not supported", module.functions[*to].name)),
+                    Some(1) => {
+                        return Err(format!(
+                            "{} calls itself: recursion is not supported",
+                            module.functions[*to].name
+                        ));
+                    }
                     Some(_) => {}
                     None => work.push((*to, false)),
                 }
@@ -223,7 +233,8 @@ fn plan(function: &Function, rows: &mut Rows) -> Result<(Vec<u32>, Vec<u32>, usi
             File::Wide => rows.files.wide,
             File::Pred => rows.files.preds,
         };
-        let (assigned, end) = assign(&spans, |r| file_of(function.registers[r].ty) == Some(file), first as u32);
+        let (assigned, end) =
+            assign(&spans, |r| file_of(function.registers[r].ty) == Some(file), first as u32);
         all.iter_mut().zip(&assigned).filter(|(_, a)| **a != u32::MAX).for_each(|(to, a)| *to = *a);
         match file {
             File::Narrow => rows.files.narrow = end as usize,
@@ -263,10 +274,15 @@ pub(super) fn label(function: &Function, operand: &Operand) -> Result<usize, Str
 pub(super) fn branch_targets(function: &Function, operand: Option<&Operand>) -> Result<Vec<usize>, String> {
     let find = |name: &str| {
         let (_, labels) = function.branch_targets.iter().find(|(n, _)| n == name)?;
-        labels.iter().map(|l| function.labels.iter().find(|(n, _)| n == l).map(|(_, i)| *i)).collect::<Option<Vec<_>>>()
+        labels
+            .iter()
+            .map(|l| function.labels.iter().find(|(n, _)| n == l).map(|(_, i)| *i))
+            .collect::<Option<Vec<_>>>()
     };
     match operand {
-        Some(Operand::Symbol(name, 0)) => find(name).ok_or_else(|| format!("{name} is no .branchtargets list")),
+        Some(Operand::Symbol(name, 0)) => {
+            find(name).ok_or_else(|| format!("{name} is no .branchtargets list"))
+        }
         Some(Operand::Label(l)) => {
             let name = function.labels.get(*l).map(|(n, _)| n.as_str()).unwrap_or_default();
             find(name).ok_or_else(|| format!("{name} is no .branchtargets list"))
@@ -299,9 +315,9 @@ fn writes_first(i: &Instruction) -> bool {
     match &*i.opcode {
         "bar" | "barrier" => i.has("red"),
         "mbarrier" => !(i.has("init") || i.has("inval") || i.has("expect_tx") && !i.has("arrive")),
-        "st" | "stmatrix" | "red" | "bra" | "brx" | "call" | "prefetch" | "prefetchu" | "cp" | "membar" | "fence"
-        | "nanosleep" | "pmevent" | "discard" | "applypriority" | "setmaxnreg" | "griddepcontrol" | "tensormap"
-        | "multimem" | "trap" | "exit" | "ret" | "brkpt" | "wmma" => {
+        "st" | "stmatrix" | "red" | "bra" | "brx" | "call" | "prefetch" | "prefetchu" | "cp" | "membar"
+        | "fence" | "nanosleep" | "pmevent" | "discard" | "applypriority" | "setmaxnreg"
+        | "griddepcontrol" | "tensormap" | "multimem" | "trap" | "exit" | "ret" | "brkpt" | "wmma" => {
             &*i.opcode == "wmma" && !i.has("store")
         }
         _ => true,
@@ -385,7 +401,8 @@ fn is_ordered(c: &Code) -> bool {
                 a.ty,
                 Type::F16 | Type::F16x2 | Type::BF16 | Type::BF16x2 | Type::F32 | Type::F64 | Type::F32x2
             );
-            matches!(a.space, Where::Global | Where::Generic) && (a.old.is_some() || float && a.kind == AtomicKind::Add)
+            matches!(a.space, Where::Global | Where::Generic)
+                && (a.old.is_some() || float && a.kind == AtomicKind::Add)
         }
         What::Load(a) | What::Store(a) => a.strong && matches!(a.space, Where::Global | Where::Generic),
         What::Bulk(b) => b.reduce.is_some(),
@@ -398,7 +415,9 @@ fn reaches_cluster(c: &Code) -> bool {
     match &c.what {
         What::ClusterBarrier { .. } => true,
         What::Load(a) | What::Store(a) => a.space == Where::Cluster,
-        What::Address(a) => matches!(a.kind, AddressKind::MapGeneric | AddressKind::MapShared | AddressKind::Rank),
+        What::Address(a) => {
+            matches!(a.kind, AddressKind::MapGeneric | AddressKind::MapShared | AddressKind::Rank)
+        }
         What::Bulk(b) => b.multicast.is_some(),
         _ => false,
     }
@@ -438,7 +457,10 @@ impl Decoder<'_> {
             "brx" => {
                 let index = self.narrow(i.operands.first())?;
                 let targets = branch_targets(self.function, i.operands.get(1))?;
-                (What::BranchIndexed { index, targets: targets.into_iter().map(pc).collect() }, Class::Control)
+                (
+                    What::BranchIndexed { index, targets: targets.into_iter().map(pc).collect() },
+                    Class::Control,
+                )
             }
             "call" => (self.call(i)?, Class::Control),
             "ret" => (if self.is_kernel { What::Exit } else { What::Return }, Class::Control),

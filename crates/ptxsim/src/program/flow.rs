@@ -208,7 +208,10 @@ pub(crate) fn intervals(blocks: &Blocks, uses: &[Uses], registers: usize) -> Vec
     }
     for b in 0..n {
         for w in 0..words {
-            for (live, i) in [(live_in[b * words + w], blocks.starts[b]), (live_out[b * words + w], blocks.starts[b + 1] - 1)] {
+            for (live, i) in [
+                (live_in[b * words + w], blocks.starts[b]),
+                (live_out[b * words + w], blocks.starts[b + 1] - 1),
+            ] {
                 let mut bits = live;
                 while bits != 0 {
                     touch(&mut spans, w * 64 + bits.trailing_zeros() as usize, i);
@@ -222,12 +225,17 @@ pub(crate) fn intervals(blocks: &Blocks, uses: &[Uses], registers: usize) -> Vec
 
 /// Gives registers of one file rows from `first` on, so that two whose intervals touch never share one. Returns a row for
 /// each and the number of rows used up to. `u32::MAX` for unused ones.
-pub(crate) fn assign(spans: &[Option<(usize, usize)>], of_file: impl Fn(usize) -> bool, first: u32) -> (Vec<u32>, u32) {
+pub(crate) fn assign(
+    spans: &[Option<(usize, usize)>],
+    of_file: impl Fn(usize) -> bool,
+    first: u32,
+) -> (Vec<u32>, u32) {
     let mut order: Vec<usize> = (0..spans.len()).filter(|r| of_file(*r) && spans[*r].is_some()).collect();
     order.sort_by_key(|r| spans[*r]);
     let mut rows = vec![u32::MAX; spans.len()];
     let mut free: Vec<u32> = Vec::new();
-    let mut busy: std::collections::BinaryHeap<std::cmp::Reverse<(usize, u32)>> = std::collections::BinaryHeap::new();
+    let mut busy: std::collections::BinaryHeap<std::cmp::Reverse<(usize, u32)>> =
+        std::collections::BinaryHeap::new();
     let mut next = first;
     for r in order {
         let (start, end) = spans[r].unwrap_or_default();

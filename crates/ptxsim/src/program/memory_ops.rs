@@ -9,8 +9,8 @@ use crate::stats::Class;
 
 /// Modifiers that change nothing here: caching, scopes and orders that are always kept.
 const HINTS: &[&str] = &[
-    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "cta", "cluster", "gpu", "sys", "volatile", "relaxed",
-    "acquire", "release", "acq_rel", "sc", "mmio", "uni", "unified", "noftz", "coherent",
+    "ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc", "weak", "cta", "cluster", "gpu", "sys", "volatile",
+    "relaxed", "acquire", "release", "acq_rel", "sc", "mmio", "uni", "unified", "noftz", "coherent",
 ];
 
 fn is_hint(m: &str) -> bool {
@@ -99,7 +99,9 @@ impl Decoder<'_> {
     /// Where a modifier or a symbol says that an access goes.
     fn space(&self, i: &Instruction, address: Option<&Operand>) -> Result<Where, String> {
         let symbol = match address {
-            Some(Operand::Address(Address { base: Base::Symbol(name), .. })) => self.layout.find(self.index, name),
+            Some(Operand::Address(Address { base: Base::Symbol(name), .. })) => {
+                self.layout.find(self.index, name)
+            }
             _ => None,
         };
         let has_param = i.modifiers.iter().any(|m| m.starts_with("param"));
@@ -258,8 +260,7 @@ impl Decoder<'_> {
         Self::only(i, |m| Self::known_access(m) || kind_of(m).is_some())?;
         let kind = i.modifiers.iter().find_map(|m| kind_of(m)).ok_or("the operation is missing")?;
         let (ty, elements) = Self::element(i)?;
-        let float =
-            matches!(ty, Type::F16 | Type::F16x2 | Type::BF16 | Type::BF16x2 | Type::F32 | Type::F64);
+        let float = matches!(ty, Type::F16 | Type::F16x2 | Type::BF16 | Type::BF16x2 | Type::F32 | Type::F64);
         let fine = match kind {
             AtomicKind::Add => ty.bits() >= 16,
             AtomicKind::Min | AtomicKind::Max => !matches!(ty, Type::F64) && ty.bits() >= 16,
@@ -310,7 +311,10 @@ impl Decoder<'_> {
         self.flow.to = old.clone().unwrap_or_default();
         self.flow.from = sources.clone().into();
         let sources = sources.into();
-        Ok((What::Atomic(Box::new(Atomic { space, address, kind, ty, old, sources, elements })), Class::Atomic))
+        Ok((
+            What::Atomic(Box::new(Atomic { space, address, kind, ty, old, sources, elements })),
+            Class::Atomic,
+        ))
     }
 
     fn matrix(&mut self, i: &Instruction) -> Result<(What, Class), String> {

@@ -58,7 +58,8 @@ impl Image {
         let module = Arc::clone(&self.module);
         let inside = |f: &Function, v: &Variable| format!("{}::{}", f.name, v.name);
         let local = module.functions.iter().flat_map(|f| f.locals.iter().map(move |v| (inside(f, v), v)));
-        let all: Vec<(String, &Variable)> = module.variables.iter().map(|v| (v.name.clone(), v)).chain(local).collect();
+        let all: Vec<(String, &Variable)> =
+            module.variables.iter().map(|v| (v.name.clone(), v)).chain(local).collect();
         let placed = |v: &Variable| matches!(v.space, Space::Global | Space::Const);
         for (name, v) in all.iter().filter(|(_, v)| placed(v)) {
             if v.external {

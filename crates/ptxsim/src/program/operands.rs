@@ -72,7 +72,9 @@ impl Layout {
             *at = end as u32;
             Ok(start as u32)
         };
-        for v in module.variables.iter().filter(|v| v.space == Space::Shared && used.contains(v.name.as_str())) {
+        for v in
+            module.variables.iter().filter(|v| v.space == Space::Shared && used.contains(v.name.as_str()))
+        {
             if v.external || v.bytes == 0 {
                 align = align.max(v.align);
                 dynamic.push((None, v.name.clone()));
@@ -98,7 +100,9 @@ impl Layout {
                         continue;
                     }
                     Space::Shared => Place::Shared(take(&mut layout.shared, v.align, v.bytes)?),
-                    Space::Local | Space::Param => Place::Local(take(&mut layout.local, v.align.max(1), v.bytes)?),
+                    Space::Local | Space::Param => {
+                        Place::Local(take(&mut layout.local, v.align.max(1), v.bytes)?)
+                    }
                     Space::Global | Space::Const => {
                         match image.variables.get(&format!("{}::{}", function.name, v.name)) {
                             Some((address, _)) => Place::Global(*address),
@@ -283,7 +287,11 @@ pub(crate) fn literal(operand: &Operand, file: File, meaning: Literal) -> Option
         (Operand::Integer(i), _) => *i as u64,
         (Operand::F32(b), Literal::Bits) => u64::from(*b),
         (Operand::F64(b), Literal::Bits) => {
-            if file == File::Wide { *b } else { u64::from((f64::from_bits(*b) as f32).to_bits()) }
+            if file == File::Wide {
+                *b
+            } else {
+                u64::from((f64::from_bits(*b) as f32).to_bits())
+            }
         }
         (_, Literal::F16) => half::f16::from_f64(f64_of(operand)?).to_bits().into(),
         (_, Literal::BF16) => half::bf16::from_f64(f64_of(operand)?).to_bits().into(),

@@ -62,7 +62,10 @@ impl Decoder<'_> {
             self.flow.to = [to].into();
         }
         if operands.is_empty() || operands.len() > 2 || arrive && operands.len() != 2 {
-            return Err(format!("expected a barrier and a number of threads, got {} operands", operands.len()));
+            return Err(format!(
+                "expected a barrier and a number of threads, got {} operands",
+                operands.len()
+            ));
         }
         let id = self.narrow(operands.first().copied())?;
         let threads = match operands.get(1) {
@@ -227,7 +230,10 @@ impl Decoder<'_> {
             .filter(|m| matches!(*m, "global" | "shared::cta" | "shared::cluster" | "shared"))
             .collect();
         let [to, from] = spaces[..] else { return Err("expected two state spaces".into()) };
-        if i.modifiers.iter().any(|m| m.starts_with("im2col") || m.starts_with("tile::") || m.starts_with("cta_group")) {
+        if i.modifiers
+            .iter()
+            .any(|m| m.starts_with("im2col") || m.starts_with("tile::") || m.starts_with("cta_group"))
+        {
             return Err("only tile mode is supported".into());
         }
         let (load, to_space) = match (to, from) {
@@ -299,7 +305,9 @@ impl Decoder<'_> {
         if i.has("multicast::cluster") {
             bulk.multicast = Some(self.narrow(i.operands.get(next))?);
         }
-        if bulk.tensor.as_ref().is_some_and(|(_, c)| c.is_empty() || c.len() > 5) || i.ty() == Some(Type::Pred) {
+        if bulk.tensor.as_ref().is_some_and(|(_, c)| c.is_empty() || c.len() > 5)
+            || i.ty() == Some(Type::Pred)
+        {
             return Err("expected 1 to 5 coordinates".into());
         }
         Ok(What::Bulk(Box::new(bulk)))
