@@ -9,7 +9,7 @@ use super::graph::{Exec, Graph};
 use super::module::Module;
 use super::pool::Pool;
 use super::stream::Stream;
-use super::work::{Op, OpId};
+use super::work::{Op, OpId, Running};
 use crate::card::Card;
 use crate::fault::Fault;
 use crate::memory::GlobalMemory;
@@ -101,8 +101,8 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeMap<usize, super::memory::Pinned>,
     /// Operations that wait.
     pub(crate) pending: BTreeMap<OpId, Op>,
-    /// Operations that some thread runs, with their contexts.
-    pub(crate) running: BTreeMap<OpId, u64>,
+    /// Operations that some thread runs.
+    pub(crate) running: BTreeMap<OpId, Running>,
     pub(crate) next_op: OpId,
     pub(crate) shuffle: u64,
     pub(crate) options: Options,
