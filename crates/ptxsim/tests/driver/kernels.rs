@@ -426,7 +426,7 @@ fn attribute(id: sys::CUlaunchAttributeID, words: [u32; 3]) -> sys::CUlaunchAttr
 #[test]
 fn launches_with_attributes() {
     use sys::CUlaunchAttributeID_enum as Id;
-    let exclusive = ensure_simulator().exclusive();
+    let _exclusive = ensure_simulator().exclusive();
     let cluster = |x| attribute(Id::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, [x, 1, 1]);
     for cc in [80, 90] {
         ensure_simulator().card(cc).unwrap();
@@ -453,7 +453,6 @@ fn launches_with_attributes() {
         context.synchronize().unwrap();
     }
     assert_eq!(cu!(cuLaunchKernelEx(std::ptr::null(), null_mut(), null_mut(), null_mut())), 1);
-    drop(exclusive);
 }
 
 #[test]
