@@ -24,7 +24,7 @@ use cu;
 
 /// The simulator for one test alone, with a context.
 fn session() -> (Exclusive, Arc<CudaContext>) {
-    let _exclusive = ensure_simulator().exclusive();
+    let exclusive = ensure_simulator().exclusive();
     let context = CudaContext::new(0).expect("a context");
     (exclusive, context)
 }
