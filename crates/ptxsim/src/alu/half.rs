@@ -6,7 +6,6 @@
 use super::float32::{canonical, choose, extremum, extremum_flags};
 use super::lanes::{BF16, F16, Isa};
 use super::parse::Parse;
-use super::soft::{self, Round};
 use crate::exec::regs::Form;
 use crate::ptx::ast::Type;
 use crate::stats::Class;
@@ -15,8 +14,6 @@ use crate::stats::Class;
 pub(crate) trait Half: Copy + 'static {
     /// Smallest normal number as bits.
     const NORMAL: u16;
-    /// For `soft`.
-    const FORMAT: soft::Format;
     /// To f32, exactly.
     fn widen(bits: u16) -> f32;
     /// The nearest, ties to even. NaN gives 0x7fff.
@@ -64,7 +61,6 @@ pub(crate) fn odd_from_f64(x: f64) -> f32 {
 
 impl Half for Binary16 {
     const NORMAL: u16 = 0x0400;
-    const FORMAT: soft::Format = soft::F16;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -109,7 +105,6 @@ impl Half for Binary16 {
 
 impl Half for Brain16 {
     const NORMAL: u16 = 0x0080;
-    const FORMAT: soft::Format = soft::BF16;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -375,9 +370,4 @@ fn special(p: &mut Parse<'_>) -> Result<Form, String> {
         p.need(90)?;
     }
     unary!(isa, ty, m, tangent).ok_or_else(|| p.unknown())
-}
-
-/// Rounding to a half in any mode, from f64.
-pub(crate) fn rounded<H: Half>(x: f64, mode: Round) -> u16 {
-    soft::from_f64(x, H::FORMAT, mode) as u16
 }
