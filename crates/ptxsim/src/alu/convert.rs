@@ -5,7 +5,7 @@
 use super::float32::{canonical, finished, flush, rounding};
 use super::half::{Binary16, Brain16, Half};
 use super::lanes::{BF16, F16, Lane, by_type};
-use super::parse::{Parse, bits_of, file_of};
+use super::parse::{Parse, bits_of, file_of, flag};
 use super::soft::{self, Exact, Format, Round};
 use crate::exec::regs::{File, Form};
 use crate::ptx::ast::{Operand, Type};
@@ -53,9 +53,9 @@ const FROM: u32 = 32;
 impl Asked {
     fn imm(self) -> u64 {
         rounding(self.mode.unwrap_or(Round::Nearest), self.ftz, self.sat)
-            | u64::from(self.integral) * INTEGRAL
-            | u64::from(self.relu) * RELU
-            | u64::from(self.satfinite) * SATFINITE
+            | flag(self.integral, INTEGRAL)
+            | flag(self.relu, RELU)
+            | flag(self.satfinite, SATFINITE)
     }
 }
 
@@ -206,13 +206,13 @@ fn int_to_int(p: &Parse<'_>, to: (Type, bool), from: (Type, bool), asked: Asked)
             let value = extend32(a, from_bits(m), from_signed(m));
             extend32(extend32(value, to_bits(m), to_signed(m)), to_register(m), false)
         }),
-        (false, true, false) => isa.map1_imm(m, |m, a: u64| between(m, a) as u32),
-        (true, false, false) => isa.map1_imm(m, |m, a: u32| between(m, u64::from(a))),
-        (true, true, false) => isa.map1_imm(m, between),
-        (false, false, true) => isa.map1_imm(m, |m, a: u32| between_saturated(m, u64::from(a)) as u32),
-        (false, true, true) => isa.map1_imm(m, |m, a: u64| between_saturated(m, a) as u32),
-        (true, false, true) => isa.map1_imm(m, |m, a: u32| between_saturated(m, u64::from(a))),
-        (true, true, true) => isa.map1_imm(m, between_saturated),
+        (false, true, false) => p.once.map1_imm(m, |m, a: u64| between(m, a) as u32),
+        (true, false, false) => p.once.map1_imm(m, |m, a: u32| between(m, u64::from(a))),
+        (true, true, false) => p.once.map1_imm(m, between),
+        (false, false, true) => p.once.map1_imm(m, |m, a: u32| between_saturated(m, u64::from(a)) as u32),
+        (false, true, true) => p.once.map1_imm(m, |m, a: u64| between_saturated(m, a) as u32),
+        (true, false, true) => p.once.map1_imm(m, |m, a: u32| between_saturated(m, u64::from(a))),
+        (true, true, true) => p.once.map1_imm(m, between_saturated),
     })
 }
 
@@ -321,9 +321,9 @@ fn float_to_int(p: &Parse<'_>, to: (Type, bool), from: Type, asked: Asked) -> Re
     macro_rules! both {
         ($t:ty, $double:literal) => {
             if wide {
-                isa.map1_imm(m, |m, a: $t| to_integer(m, a.value(m), $double))
+                p.once.map1_imm(m, |m, a: $t| to_integer(m, a.value(m), $double))
             } else {
-                isa.map1_imm(m, |m, a: $t| to_integer(m, a.value(m), $double) as u32)
+                p.once.map1_imm(m, |m, a: $t| to_integer(m, a.value(m), $double) as u32)
             }
         };
     }
@@ -389,9 +389,9 @@ fn int_to_float(p: &Parse<'_>, to: Type, from: (Type, bool), asked: Asked) -> Re
     macro_rules! both {
         ($t:ty) => {
             if wide {
-                isa.map1_imm(m, convert::<$t>)
+                p.once.map1_imm(m, convert::<$t>)
             } else {
-                isa.map1_imm(m, |m, a: u32| convert::<$t>(m, u64::from(a)))
+                p.once.map1_imm(m, |m, a: u32| convert::<$t>(m, u64::from(a)))
             }
         };
     }
@@ -450,10 +450,10 @@ fn float_to_float(p: &Parse<'_>, to: Type, from: Type, asked: Asked) -> Result<F
     macro_rules! from {
         ($t:ty) => {
             match from {
-                Type::F16 => isa.map1_imm(m, number::<F16, $t>),
-                Type::BF16 => isa.map1_imm(m, number::<BF16, $t>),
-                Type::F32 => isa.map1_imm(m, number::<f32, $t>),
-                _ => isa.map1_imm(m, number::<f64, $t>),
+                Type::F16 => p.once.map1_imm(m, number::<F16, $t>),
+                Type::BF16 => p.once.map1_imm(m, number::<BF16, $t>),
+                Type::F32 => p.once.map1_imm(m, number::<f32, $t>),
+                _ => p.once.map1_imm(m, number::<f64, $t>),
             }
         };
     }

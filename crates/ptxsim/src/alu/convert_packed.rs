@@ -4,7 +4,7 @@ use super::convert::{Asked, constants, narrow};
 use super::float32::canonical;
 use super::fp8::{E4M3, E5M2, Eight};
 use super::half::{Binary16, Brain16, Half, pair1};
-use super::parse::Parse;
+use super::parse::{Parse, flag};
 use super::soft::{self, Round};
 use crate::exec::regs::Form;
 use crate::ptx::ast::Type;
@@ -45,7 +45,7 @@ fn halves(p: &Parse<'_>, to: Type, asked: Asked) -> Result<Form, String> {
 /// `.relu` on an input does what it does on the result, as zero is exact; NaN passes.
 #[inline(always)]
 fn relu(m: u64, x: f32) -> f32 {
-    if m != 0 && (x < 0.0 || x == 0.0) { 0.0 } else { x }
+    if m != 0 && x <= 0.0 { 0.0 } else { x }
 }
 
 fn eights(p: &Parse<'_>, to: Type, asked: Asked) -> Result<Form, String> {
@@ -96,7 +96,7 @@ fn eight_flags(p: &Parse<'_>, asked: Asked, satfinite: bool) -> Result<(), Strin
 fn tf32(p: &Parse<'_>, asked: Asked) -> Result<Form, String> {
     const RELU: u64 = 8;
     const SATFINITE: u64 = 16;
-    let isa = p.isa;
+    let isa = p.once;
     p.need(80)?;
     let mode = match asked.mode {
         Some(mode @ (Round::Nearest | Round::Zero | Round::Away)) if !asked.integral => mode,
@@ -108,7 +108,7 @@ fn tf32(p: &Parse<'_>, asked: Asked) -> Result<Form, String> {
     if mode != Round::Away {
         p.need(90)?;
     }
-    let m = mode as u64 | u64::from(asked.relu) * RELU | u64::from(asked.satfinite) * SATFINITE;
+    let m = mode as u64 | flag(asked.relu, RELU) | flag(asked.satfinite, SATFINITE);
     if m == Round::Away as u64 {
         return Ok(isa.map1(|a: f32| {
             let bits = a.to_bits().wrapping_add(0x1000) & !0x1fff;
@@ -147,7 +147,7 @@ pub(crate) fn pack(p: &mut Parse<'_>) -> Result<Form, String> {
             if m & 32 != 0 { (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) } else { (0, (1 << bits) - 1) };
         x.clamp(low, high) as u32 & ((1 << bits) - 1)
     }
-    let isa = p.isa;
+    let isa = p.once;
     if !p.take("sat") {
         return Err(p.unknown());
     }

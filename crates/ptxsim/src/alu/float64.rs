@@ -21,7 +21,9 @@ pub(crate) fn form(p: &mut Parse<'_>) -> Result<Form, String> {
 /// Every NaN to one. (Cards keep some payloads; nothing may depend on them.)
 #[inline(always)]
 pub(crate) fn canonical(x: f64) -> f64 {
-    if x.is_nan() { f64::from_bits(0x7fff_ffff_ffff_ffff) } else { x }
+    // On bits: compilers may drop a selection between NaNs.
+    let bits = x.to_bits();
+    f64::from_bits(if bits & i64::MAX as u64 > 0x7ff0_0000_0000_0000 { i64::MAX as u64 } else { bits })
 }
 
 fn arithmetic(p: &mut Parse<'_>) -> Result<Form, String> {
@@ -40,12 +42,12 @@ fn arithmetic(p: &mut Parse<'_>) -> Result<Form, String> {
         ("sub", Round::Nearest) => isa.map2(|a: f64, b: f64| canonical(a - b)),
         ("mul", Round::Nearest) => isa.map2(|a: f64, b: f64| canonical(a * b)),
         (_, Round::Nearest) => isa.map3(|a: f64, b: f64, c: f64| canonical(a.mul_add(b, c))),
-        ("add", _) => isa.map2_imm(m, |m, a, b| f64::from_bits(soft::add(a, b, soft::F64, Round::of(m)))),
+        ("add", _) => p.once.map2_imm(m, |m, a, b| f64::from_bits(soft::add(a, b, soft::F64, Round::of(m)))),
         ("sub", _) => {
             isa.map2_imm(m, |m, a, b: f64| f64::from_bits(soft::add(a, -b, soft::F64, Round::of(m))))
         }
-        ("mul", _) => isa.map2_imm(m, |m, a, b| f64::from_bits(soft::mul(a, b, soft::F64, Round::of(m)))),
-        _ => isa.map3_imm(m, |m, a, b, c| f64::from_bits(soft::fma(a, b, c, soft::F64, Round::of(m)))),
+        ("mul", _) => p.once.map2_imm(m, |m, a, b| f64::from_bits(soft::mul(a, b, soft::F64, Round::of(m)))),
+        _ => p.once.map3_imm(m, |m, a, b, c| f64::from_bits(soft::fma(a, b, c, soft::F64, Round::of(m)))),
     })
 }
 
@@ -61,7 +63,7 @@ fn choose(max: bool, a: f64, b: f64) -> f64 {
 }
 
 fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     p.ty()?;
     Ok(match p.opcode() {
         "min" => isa.map2(|a, b| choose(false, a, b)),
@@ -70,7 +72,7 @@ fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
 }
 
 fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let abs = p.opcode() == "abs";
     let ty = p.ty()?;
     if abs {
@@ -96,7 +98,7 @@ fn pair(f: impl Fn(usize) -> f32) -> u64 {
 pub(crate) fn pairs(p: &mut Parse<'_>) -> Result<Form, String> {
     use float32::{finished, flushed};
     p.need(100)?;
-    let isa = p.isa;
+    let isa = p.once;
     let opcode = p.opcode();
     let mode = p.pick(&soft::MODES);
     let ftz = p.take("ftz");

@@ -13,7 +13,7 @@ use super::fp8::{E4M3, E5M2, Eight};
 use super::half::{Binary16, Brain16, Half};
 use super::lanes::{Body, Outcome, set_row, simple};
 use super::mma_layout as layout;
-use super::parse::Parse;
+use super::parse::{Parse, flag};
 use super::soft::{self, Round};
 use crate::exec::regs::{File, Form, LANES, Literal, Mask, Op, OpFn, Regs, Row, Source, Sync, Taint};
 use crate::ptx::ast::Type;
@@ -406,8 +406,7 @@ fn integers(p: &Parse<'_>, m: usize, k: usize, a: Type, b: Type, satfinite: bool
         (16, 64, 8) => isa.op(Integer::<16, 64, 8>),
         _ => return Err(p.unknown()),
     };
-    let imm =
-        u64::from(signed_a) * SIGNED_A | u64::from(signed_b) * SIGNED_B | u64::from(satfinite) * SATURATE;
+    let imm = flag(signed_a, SIGNED_A) | flag(signed_b, SIGNED_B) | flag(satfinite, SATURATE);
     let (na, nb) = (layout::registers(m * k, per), layout::registers(8 * k, per));
     Ok(shaped(run, na, nb, m / 4, File::Narrow, Literal::Bits, imm))
 }

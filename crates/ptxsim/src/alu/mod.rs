@@ -3,6 +3,8 @@
 //! [`form`] looks at an instruction once, when its kernel is loaded, and returns a function that runs it on the
 //! registers of a warp.
 
+#![allow(clippy::needless_range_loop, reason = "a lane is the index of several rows at once")]
+
 mod bits;
 mod compare;
 mod convert;

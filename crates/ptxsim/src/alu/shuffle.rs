@@ -1,7 +1,7 @@
 //! Instructions across the lanes of a warp.
 
 use super::lanes::{Body, Lane, Outcome, set_predicate, set_row, simple, source};
-use super::parse::Parse;
+use super::parse::{Parse, flag};
 use crate::exec::regs::{File, Form, LANES, Mask, Op, Regs, Sync, Taint, Trouble};
 use crate::fault::FaultKind;
 use crate::ptx::ast::{Operand, Type};
@@ -13,7 +13,7 @@ pub(crate) fn form(p: &mut Parse<'_>) -> Result<Form, String> {
         if p.ty()? != Type::B32 {
             return Err(p.unknown());
         }
-        let form = simple(p.isa.op(ActiveMask), vec![File::Narrow], Vec::new());
+        let form = simple(p.once.op(ActiveMask), vec![File::Narrow], Vec::new());
         return Ok(Form { class: Class::Shuffle, ..form });
     }
     if !p.take("sync") {
@@ -37,7 +37,7 @@ pub(crate) fn form(p: &mut Parse<'_>) -> Result<Form, String> {
 const CHECKED: u64 = 1 << 8;
 
 fn checked(p: &Parse<'_>) -> u64 {
-    u64::from(p.options.shuffle) * CHECKED
+    flag(p.options.shuffle, CHECKED)
 }
 
 /// The member masks of the active lanes: each has to name its own lane. (Whether the others are here is known to who
@@ -204,8 +204,8 @@ fn vote(p: &mut Parse<'_>) -> Result<Form, String> {
     let mode = p.pick(&VOTES).ok_or_else(|| p.unknown())?;
     let sources = vec![source::<bool>(), source::<u32>()];
     let form = match (p.ty()?, mode) {
-        (Type::B32, 3) => simple(p.isa.op(Vote::<true>), vec![File::Narrow], sources),
-        (Type::Pred, 0..3) => simple(p.isa.op(Vote::<false>), vec![File::Pred], sources),
+        (Type::B32, 3) => simple(p.once.op(Vote::<true>), vec![File::Narrow], sources),
+        (Type::Pred, 0..3) => simple(p.once.op(Vote::<false>), vec![File::Pred], sources),
         _ => return Err(p.unknown()),
     };
     Ok(Form { imm: mode | checked(p), taint: Taint::All, sync: Sync::Members(1), ..form })
@@ -253,9 +253,9 @@ impl<T: Lane + PartialEq, const ALL: bool, const P: bool> Body for Match<T, ALL,
 fn matching(p: &mut Parse<'_>) -> Result<Form, String> {
     fn of<T: Lane + PartialEq>(p: &Parse<'_>, all: bool, pair: bool) -> Option<Form> {
         let run = match (all, pair) {
-            (false, false) => p.isa.op(Match::<T, false, false>(PhantomData)),
-            (true, false) => p.isa.op(Match::<T, true, false>(PhantomData)),
-            (true, true) => p.isa.op(Match::<T, true, true>(PhantomData)),
+            (false, false) => p.once.op(Match::<T, false, false>(PhantomData)),
+            (true, false) => p.once.op(Match::<T, true, false>(PhantomData)),
+            (true, true) => p.once.op(Match::<T, true, true>(PhantomData)),
             (false, true) => return None,
         };
         let mut destinations = vec![File::Narrow];
@@ -318,7 +318,7 @@ fn redux(p: &mut Parse<'_>) -> Result<Form, String> {
         (Type::U32 | Type::S32, 0..3) | (Type::B32, 3..) => 0,
         _ => return Err(p.unknown()),
     };
-    let form = simple(p.isa.op(Redux), vec![File::Narrow], vec![source::<u32>(); 2]);
+    let form = simple(p.once.op(Redux), vec![File::Narrow], vec![source::<u32>(); 2]);
     Ok(Form { imm: op | signed | checked(p), taint: Taint::All, sync: Sync::Members(1), ..form })
 }
 
@@ -348,6 +348,6 @@ impl Body for Elect {
 
 fn elect(p: &mut Parse<'_>) -> Result<Form, String> {
     p.need(90)?;
-    let form = simple(p.isa.op(Elect), vec![File::Narrow, File::Pred], vec![source::<u32>()]);
+    let form = simple(p.once.op(Elect), vec![File::Narrow, File::Pred], vec![source::<u32>()]);
     Ok(Form { imm: checked(p), taint: Taint::All, sync: Sync::Members(0), ..form })
 }

@@ -58,7 +58,7 @@ fn quotient(m: u64, a: f32, b: f32) -> f32 {
 }
 
 fn div(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let precision = precision(p).ok_or_else(|| "div lacks a rounding mode".to_string())?;
     let ftz = p.take("ftz");
     match (p.ty()?, precision) {
@@ -70,7 +70,7 @@ fn div(p: &mut Parse<'_>) -> Result<Form, String> {
             Ok(isa.map2_imm(m, |m, a, b| nearest(m, flushed(m, a) / flushed(m, b))))
         }
         (Type::F32, Precision::Exact(Round::Nearest)) if !ftz => {
-            Ok(isa.map2(|a: f32, b: f32| canonical(a / b)))
+            Ok(p.isa.map2(|a: f32, b: f32| canonical(a / b)))
         }
         (Type::F32, Precision::Exact(Round::Nearest)) => {
             Ok(isa.map2(|a, b| canonical(flush(flush(a) / flush(b)))))
@@ -99,12 +99,12 @@ fn flush64(x: f64) -> f64 {
 }
 
 fn rcp(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let precision = precision(p).ok_or_else(|| "rcp lacks a rounding mode".to_string())?;
     let ftz = p.take("ftz");
     match (p.ty()?, precision) {
         (Type::F32, Precision::Approximate | Precision::Exact(Round::Nearest)) if !ftz => {
-            Ok(isa.map1(|a: f32| canonical(1.0 / a)))
+            Ok(p.isa.map1(|a: f32| canonical(1.0 / a)))
         }
         (Type::F32, Precision::Approximate | Precision::Exact(Round::Nearest)) => {
             Ok(isa.map1(|a: f32| canonical(flush(1.0 / flush(a)))))
@@ -126,12 +126,12 @@ fn rcp(p: &mut Parse<'_>) -> Result<Form, String> {
 }
 
 fn sqrt(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let precision = precision(p).ok_or_else(|| "sqrt lacks a rounding mode".to_string())?;
     let ftz = p.take("ftz");
     match (p.ty()?, precision) {
         (Type::F32, Precision::Approximate | Precision::Exact(Round::Nearest)) if !ftz => {
-            Ok(isa.map1(|a: f32| canonical(a.sqrt())))
+            Ok(p.isa.map1(|a: f32| canonical(a.sqrt())))
         }
         (Type::F32, Precision::Approximate | Precision::Exact(Round::Nearest)) => {
             Ok(isa.map1(|a| canonical(flush(a).sqrt())))
@@ -151,7 +151,7 @@ fn sqrt(p: &mut Parse<'_>) -> Result<Form, String> {
 
 /// `ex2`, `lg2`, `rsqrt`, `sin`, `cos`, `tanh`.
 fn approximate(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     if !p.take("approx") {
         return Err(p.unknown());
     }
