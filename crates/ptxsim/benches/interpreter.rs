@@ -126,14 +126,17 @@ fn interpreter(c: &mut Criterion) {
     let mut group = c.benchmark_group("interpreter");
     group.sample_size(10).warm_up_time(Duration::from_millis(500)).measurement_time(Duration::from_secs(3));
     let one = |options: Options| Options { threads: 1, ..options };
-    for (name, options) in [("all checks", one(Options::default())), ("no checks", one(Options::unchecked()))] {
+    for (name, options) in [("all checks", one(Options::default())), ("no checks", one(Options::unchecked()))]
+    {
         let case = Case::new(MIXED, "mixed", 128, 500, &options);
         group.throughput(Throughput::Elements(case.run(4, 128, &options)));
         group.bench_function(BenchmarkId::new("mixed loop", name), |b| b.iter(|| case.run(4, 128, &options)));
         let case = Case::new(MMA, "products", 128, 500, &options);
         // A product takes 4 of the loop's instructions: products of a warp a second.
         group.throughput(Throughput::Elements(4 * 4 * 500));
-        group.bench_function(BenchmarkId::new("mma.m16n8k16", name), |b| b.iter(|| case.run(4, 128, &options)));
+        group.bench_function(BenchmarkId::new("mma.m16n8k16", name), |b| {
+            b.iter(|| case.run(4, 128, &options))
+        });
     }
     group.finish();
     threads();

@@ -132,10 +132,8 @@ fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))
 }
 
-/// Most elements of one access.
-const MOST: usize = 8;
 /// Values of an access: by element and lane.
-type Values = [WideRow; MOST];
+type Values<const N: usize> = [WideRow; N];
 
 /// Extends what was loaded to what the register holds.
 #[inline(always)]
@@ -229,9 +227,25 @@ pub(super) fn load(
     mask: Mask,
     a: &Access,
 ) -> Done {
+    match a.rows.len() {
+        1 => load_n::<1>(cx, warp, shared, counts, mask, a),
+        2 => load_n::<2>(cx, warp, shared, counts, mask, a),
+        4 => load_n::<4>(cx, warp, shared, counts, mask, a),
+        _ => load_n::<8>(cx, warp, shared, counts, mask, a),
+    }
+}
+
+fn load_n<const N: usize>(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &mut [Shared],
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+) -> Done {
     check_address_taint(warp, a.address.row, mask)?;
     let at = addresses(warp, a.address);
-    let mut values: Values = [[0; LANES]; MOST];
+    let mut values: Values<N> = [[0; LANES]; N];
     let mut tainted = 0;
     if a.space == Where::Generic {
         for (space, lanes) in by_space(&at, mask) {
@@ -253,7 +267,7 @@ pub(super) fn load(
 }
 
 #[allow(clippy::too_many_arguments)]
-fn load_from(
+fn load_from<const N: usize>(
     cx: &Context<'_>,
     warp: &mut Warp,
     shared: &mut [Shared],
@@ -262,10 +276,9 @@ fn load_from(
     a: &Access,
     space: Where,
     at: &WideRow,
-    values: &mut Values,
+    values: &mut Values<N>,
 ) -> Done<Mask> {
-    let n = a.rows.len();
-    let total = a.bytes * n as u32;
+    let total = a.bytes * N as u32;
     let mut tainted = 0;
     match space {
         Where::Global | Where::Generic => {
@@ -286,7 +299,7 @@ fn load_from(
                 {
                     tainted |= 1 << l;
                 }
-                for (j, v) in values[..n].iter_mut().enumerate() {
+                for (j, v) in values.iter_mut().enumerate() {
                     v[l] = memory.load(offset + j * a.bytes as usize, a.bytes);
                 }
                 Ok(())
@@ -300,7 +313,7 @@ fn load_from(
                 // Compilers copy padding through local memory: only a use is an error.
                 tainted |= 1 << l;
             }
-            for (j, v) in values[..n].iter_mut().enumerate() {
+            for (j, v) in values.iter_mut().enumerate() {
                 let from = offset + j * a.bytes as usize;
                 v[l] = little(&warp.local[from..from + a.bytes as usize]);
             }
@@ -318,7 +331,7 @@ fn load_from(
                     ),
                 );
             };
-            for (v, b) in values[..n].iter_mut().zip(bytes.chunks_exact(a.bytes as usize)) {
+            for (v, b) in values.iter_mut().zip(bytes.chunks_exact(a.bytes as usize)) {
                 v[l] = little(b);
             }
             Ok(())
@@ -353,18 +366,22 @@ fn extent(at: &WideRow, mask: Mask) -> (u64, u64) {
     (low, high)
 }
 
+/// Whether all addresses ascend.
+fn distinct(at: &WideRow) -> bool {
+    at.windows(2).all(|w| w[0] < w[1])
+}
+
 #[allow(clippy::too_many_arguments)]
-fn load_global(
+fn load_global<const N: usize>(
     cx: &Context<'_>,
     warp: &mut Warp,
     counts: &mut Counts,
     mask: Mask,
     a: &Access,
     at: &WideRow,
-    values: &mut Values,
+    values: &mut Values<N>,
 ) -> Done<Mask> {
-    let n = a.rows.len();
-    let total = a.bytes * n as u32;
+    let total = a.bytes * N as u32;
     global::check_alignment(at, mask, total)?;
     if cx.options.counters {
         global::count(counts, at, mask, total);
@@ -378,14 +395,14 @@ fn load_global(
     {
         let base = m.base();
         if mask == Mask::MAX {
-            for (j, v) in values[..n].iter_mut().enumerate() {
+            for (j, v) in values.iter_mut().enumerate() {
                 let offset = j as u64 * u64::from(a.bytes);
                 for l in 0..LANES {
                     v[l] = m.load(at[l] - base + offset, a.bytes);
                 }
             }
         } else {
-            for (j, v) in values[..n].iter_mut().enumerate() {
+            for (j, v) in values.iter_mut().enumerate() {
                 let offset = j as u64 * u64::from(a.bytes);
                 each(mask, |l| v[l] = m.load(at[l] - base + offset, a.bytes));
             }
@@ -410,7 +427,7 @@ fn load_global(
             }
             tainted |= 1 << l;
         }
-        for (j, v) in values[..n].iter_mut().enumerate() {
+        for (j, v) in values.iter_mut().enumerate() {
             v[l] = m.load(offset + j as u64 * u64::from(a.bytes), a.bytes);
         }
         Ok(())
@@ -427,9 +444,25 @@ pub(super) fn store(
     mask: Mask,
     a: &Access,
 ) -> Done {
+    match a.rows.len() {
+        1 => store_n::<1>(cx, warp, shared, counts, mask, a),
+        2 => store_n::<2>(cx, warp, shared, counts, mask, a),
+        4 => store_n::<4>(cx, warp, shared, counts, mask, a),
+        _ => store_n::<8>(cx, warp, shared, counts, mask, a),
+    }
+}
+
+fn store_n<const N: usize>(
+    cx: &Context<'_>,
+    warp: &mut Warp,
+    shared: &mut [Shared],
+    counts: &mut Counts,
+    mask: Mask,
+    a: &Access,
+) -> Done {
     check_address_taint(warp, a.address.row, mask)?;
     let at = addresses(warp, a.address);
-    let mut values: Values = [[0; LANES]; MOST];
+    let mut values: Values<N> = [[0; LANES]; N];
     let mut tainted = 0;
     for (from, v) in a.rows.iter().zip(&mut values) {
         *v = get(warp, *from);
@@ -447,7 +480,7 @@ pub(super) fn store(
 }
 
 #[allow(clippy::too_many_arguments)]
-fn store_to(
+fn store_to<const N: usize>(
     cx: &Context<'_>,
     warp: &mut Warp,
     shared: &mut [Shared],
@@ -456,11 +489,10 @@ fn store_to(
     a: &Access,
     space: Where,
     at: &WideRow,
-    values: &Values,
+    values: &Values<N>,
     tainted: Mask,
 ) -> Done {
-    let n = a.rows.len();
-    let total = a.bytes * n as u32;
+    let total = a.bytes * N as u32;
     match space {
         Where::Global | Where::Generic => {
             if tainted != 0 {
@@ -473,6 +505,23 @@ fn store_to(
             global::check_alignment(at, mask, total)?;
             if cx.options.counters {
                 global::count(counts, at, mask, total);
+            }
+            let (low, high) = extent(at, mask);
+            let span = high - low + u64::from(total);
+            if let Some(m) = global::find(cx.view, &mut warp.last_allocation, low)
+                && m.holds(low - m.base(), span)
+                && !m.read_only()
+            {
+                for (j, v) in values.iter().enumerate() {
+                    let offset = j as u64 * u64::from(a.bytes);
+                    each(mask, |l| m.store(at[l] - m.base() + offset, a.bytes, v[l]));
+                }
+                if span == u64::from(total * mask.count_ones()) && mask == Mask::MAX && distinct(at) {
+                    m.mark(low - m.base(), span);
+                } else {
+                    each(mask, |l| m.mark(at[l] - m.base(), total.into()));
+                }
+                return Ok(());
             }
             try_each(mask, |l| {
                 let m = match global::find(cx.view, &mut warp.last_allocation, at[l]) {
@@ -488,7 +537,7 @@ fn store_to(
                     );
                 }
                 let offset = at[l] - m.base();
-                for (j, v) in values[..n].iter().enumerate() {
+                for (j, v) in values.iter().enumerate() {
                     m.store(offset + j as u64 * u64::from(a.bytes), a.bytes, v[l]);
                 }
                 m.mark(offset, total.into());
@@ -506,7 +555,7 @@ fn store_to(
                 let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
                 if cx.shared_checks {
                     let same = || {
-                        (0..n).all(|j| {
+                        (0..N).all(|j| {
                             let low = u64::MAX >> (64 - 8 * a.bytes);
                             memory.load(offset + j * a.bytes as usize, a.bytes) == values[j][l] & low
                         })
@@ -519,7 +568,7 @@ fn store_to(
                         memory.mark(offset, total as usize);
                     }
                 }
-                for (j, v) in values[..n].iter().enumerate() {
+                for (j, v) in values.iter().enumerate() {
                     memory.store(offset + j * a.bytes as usize, a.bytes, v[l]);
                 }
                 Ok(())
@@ -527,7 +576,7 @@ fn store_to(
         }
         Where::Local => try_each(mask, |l| {
             let offset = local_place(cx, at[l], total, l)?;
-            for (j, v) in values[..n].iter().enumerate() {
+            for (j, v) in values.iter().enumerate() {
                 let to = offset + j * a.bytes as usize;
                 warp.local[to..to + a.bytes as usize]
                     .copy_from_slice(&v[l].to_le_bytes()[..a.bytes as usize]);

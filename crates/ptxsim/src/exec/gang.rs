@@ -248,7 +248,13 @@ impl Gang {
                 warp.lanes = if lanes == LANES { Mask::MAX } else { (1 << lanes) - 1 };
                 warp.live = warp.lanes;
                 warp.splits.clear();
-                warp.splits.push(Split { pc: 0, mask: warp.live, stack: Vec::new(), wait: Wait::Ready });
+                warp.splits.push(Split {
+                    pc: 0,
+                    mask: warp.live,
+                    stack: Vec::new(),
+                    wait: Wait::Ready,
+                    skipped: 0,
+                });
                 warp.clocks.clear();
                 warp.clocks.resize(clocks, self.time);
                 warp.clocks[warp.id] = self.time + 1;

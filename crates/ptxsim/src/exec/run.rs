@@ -150,7 +150,13 @@ impl Gang {
                             warp.backs += 1;
                         }
                         let stack = warp.splits[s].stack.clone();
-                        warp.splits.push(Split { pc: pc + 1, mask: rest, stack, wait: Wait::Ready });
+                        warp.splits.push(Split {
+                            pc: pc + 1,
+                            mask: rest,
+                            stack,
+                            wait: Wait::Ready,
+                            skipped: 0,
+                        });
                         let split = &mut warp.splits[s];
                         (split.pc, split.mask) = (*target, run);
                         return Ok(());
@@ -400,12 +406,28 @@ impl Gang {
             }
         };
         let missing = required & !go;
+        let skipped = std::mem::take(&mut warp.splits[s].skipped) & !go;
         if missing == 0 {
+            if skipped != 0 && cx.options.divergence {
+                let message = format!(
+                    "lanes {go:#010x} run it, lanes {skipped:#010x} went around it to the end of the kernel"
+                );
+                return trouble(FaultKind::Divergence, Warp::first(go), message);
+            }
             return Ok(Gate::Go(go));
         }
         // Lanes that are here but switched off by the guard cannot come.
         let elsewhere = missing & !mask;
         if elsewhere != 0 && !forced && warp.splits.len() > 1 {
+            // Lanes that returned early never held up a barrier; those that could have run it and did not are an error, also
+            // if they exit before anyone notices.
+            if need == Need::Warp {
+                let depth = warp.splits[s].stack.len();
+                let beyond = |o: &Split| o.stack.len() == depth && cx.kernel.leads_to(pc, o.pc);
+                let others = warp.splits.iter().enumerate().filter(|(i, o)| *i != s && beyond(o));
+                let ahead = others.fold(0, |m, (_, o)| m | o.mask);
+                warp.splits[s].skipped = skipped | ahead;
+            }
             warp.splits[s].pc = pc;
             warp.splits[s].wait = Wait::Lanes;
             return Ok(Gate::Wait);
@@ -429,7 +451,7 @@ impl Gang {
     fn part(&mut self, warp: &mut Warp, s: usize, pc: u32, rest: Mask, stay: Mask) {
         if rest != 0 {
             let stack = warp.splits[s].stack.clone();
-            warp.splits.push(Split { pc, mask: rest, stack, wait: Wait::Ready });
+            warp.splits.push(Split { pc, mask: rest, stack, wait: Wait::Ready, skipped: 0 });
         }
         warp.splits[s].mask = stay;
     }

@@ -365,6 +365,15 @@ pub(super) fn wavefronts(offsets: &[u32; 32], mask: u32, bytes: u32) -> (u32, u3
         if lanes == 0 {
             continue;
         }
+        least += 1;
+        // One address for all, or one after the other: no two words of one bank.
+        let start = offsets[first];
+        let full = lanes == u32::MAX >> (32 - group);
+        let run = |step: u32| (0..group).all(|l| offsets[first + l] == start.wrapping_add(step * l as u32));
+        if full && bytes >= 4 && (run(bytes) || run(0)) {
+            passes += 1;
+            continue;
+        }
         // Distinct words by bank.
         let mut words = [[0u32; 32]; 32];
         let mut counts = [0u8; 32];
@@ -382,7 +391,6 @@ pub(super) fn wavefronts(offsets: &[u32; 32], mask: u32, bytes: u32) -> (u32, u3
             }
         });
         passes += worst;
-        least += 1;
     }
     (passes, least)
 }

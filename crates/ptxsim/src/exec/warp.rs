@@ -16,6 +16,8 @@ pub(super) struct Split {
     pub stack: Vec<Frame>,
     /// What it waits for.
     pub wait: Wait,
+    /// Lanes that were seen beyond the operation it waits to run: they went around it.
+    pub skipped: Mask,
 }
 
 /// A call.
@@ -153,6 +155,8 @@ impl Warp {
                 if a.pc == b.pc && same_calls && free(a) && free(b) {
                     let mask = b.mask;
                     self.splits.swap_remove(j);
+                    let skipped = self.splits[i].skipped;
+                    self.splits[i].skipped = skipped & !mask;
                     self.splits[i].mask |= mask;
                     self.splits[i].wait = Wait::Ready;
                 } else {

@@ -535,6 +535,36 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Whether control may come from one operation to another of the same function; it may have run both.
+    pub(crate) fn leads_to(&self, from: Pc, to: Pc) -> bool {
+        let mut seen = std::collections::HashSet::new();
+        let mut work = vec![from + 1];
+        while let Some(at) = work.pop() {
+            // `exit` itself is where early returns wait too: being there says nothing.
+            let Some(code) = self.code.get(at as usize) else { continue };
+            if !seen.insert(at) || matches!(code.what, What::Exit) && code.guard.is_none() {
+                continue;
+            }
+            if at == to {
+                return true;
+            }
+            let falls = code.guard.is_some();
+            match &code.what {
+                What::Branch(target) => work.push(*target),
+                What::BranchIndexed { targets, .. } => work.extend(targets.iter()),
+                What::Return | What::Trap => {}
+                _ => {
+                    work.push(at + 1);
+                    continue;
+                }
+            }
+            if falls {
+                work.push(at + 1);
+            }
+        }
+        false
+    }
+
     /// `path:line` of an operation, if the PTX has line information.
     pub(crate) fn source(&self, pc: usize) -> Option<String> {
         let at = self.locations.get(pc)?;

@@ -265,12 +265,8 @@ extern "C" __global__ void good_wait_without_barrier(const int* x, int* out) {
 // An aligned barrier that only the even lanes reach; that all reach. 32 threads; out[t] = 1 for even t, else 0.
 extern "C" __global__ void bad_divergent_barrier(int* out) {
     int even = threadIdx.x % 2 == 0;
-    if (even) {
-        asm volatile("bar.sync 0;" ::: "memory");
-        out[threadIdx.x] = 1;
-    } else {
-        out[threadIdx.x] = 0;
-    }
+    if (even) asm volatile("bar.sync 0;" ::: "memory");
+    out[threadIdx.x] = even;
 }
 
 extern "C" __global__ void good_divergent_barrier(int* out) {

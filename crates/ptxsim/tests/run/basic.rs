@@ -131,7 +131,9 @@ fn constants_and_variables_of_the_module() {
         let want: Vec<f32> = x
             .iter()
             .enumerate()
-            .map(|(i, x)| (0..4).rev().fold(c[4], |y, k| y.mul_add(*x, c[k])) + [10.0, 20.0, 30.0, 40.0][i % 4])
+            .map(|(i, x)| {
+                (0..4).rev().fold(c[4], |y, k| y.mul_add(*x, c[k])) + [10.0, 20.0, 30.0, 40.0][i % 4]
+            })
             .collect();
         assert_eq!(sim.get::<f32>(out, 50), want);
     });

@@ -89,7 +89,10 @@ fn accesses_outside_are_named() {
     let Arg::Ptr(address) = x else { panic!() };
     s.memory.free(address).unwrap();
     assert_eq!(kind(s.run("store_at", 1, 1, &[x, Arg::I64(0), Arg::I32(5)])), FaultKind::OutOfBounds);
-    assert_eq!(kind(s.run("store_at", 1, 1, &[Arg::Ptr(0), Arg::I64(0), Arg::I32(5)])), FaultKind::OutOfBounds);
+    assert_eq!(
+        kind(s.run("store_at", 1, 1, &[Arg::Ptr(0), Arg::I64(0), Arg::I32(5)])),
+        FaultKind::OutOfBounds
+    );
 
     let out = s.space(400);
     assert_eq!(kind(s.launch("bad_shared_end", [1; 3], [64, 1, 1], 256, &[out])), FaultKind::OutOfBounds);

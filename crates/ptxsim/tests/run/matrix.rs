@@ -100,7 +100,11 @@ fn half_precision() {
             let (da, db, out) = (sim.put(&a), sim.put(&b), sim.space(4 * n));
             sim.run("dot_bytes", 1, 96, &[da, db, out, Arg::I32(n as i32)]).unwrap();
             let dot = |a: u32, b: u32| -> i32 {
-                a.to_le_bytes().iter().zip(b.to_le_bytes()).map(|(x, y)| i32::from(*x as i8) * i32::from(y as i8)).sum()
+                a.to_le_bytes()
+                    .iter()
+                    .zip(b.to_le_bytes())
+                    .map(|(x, y)| i32::from(*x as i8) * i32::from(y as i8))
+                    .sum()
             };
             let want: Vec<i32> = (0..n).map(|i| dot(a[i], b[i]) + i as i32).collect();
             assert_eq!(sim.get::<i32>(out, n), want);
@@ -113,7 +117,9 @@ fn fp8_conversions() {
     let mut sim = Sim::new("fp8", 89);
     for options in variants() {
         sim.options = options;
-        let x: Vec<f32> = vec![0.0, -0.0, 1.0, 1.0625, 1.1875, 448.0, 464.0, 465.0, 1e9, -1e9, 0.001, -0.0009, 3.3, 57344.0];
+        let x: Vec<f32> = vec![
+            0.0, -0.0, 1.0, 1.0625, 1.1875, 448.0, 464.0, 465.0, 1e9, -1e9, 0.001, -0.0009, 3.3, 57344.0,
+        ];
         for (kernel, bits, max) in [("e4m3", 3, 448.0f64), ("e5m2", 2, 57344.0)] {
             let (dx, codes, back) = (sim.put(&x), sim.space(x.len()), sim.space(4 * x.len()));
             sim.run(kernel, 1, 32, &[dx, codes, back, Arg::I32(x.len() as i32 / 2)]).unwrap();
