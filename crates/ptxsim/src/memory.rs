@@ -493,8 +493,12 @@ fn describe(table: &Table, address: u64, bytes: u64) -> String {
         None => format!("an allocation of {} bytes at {:#x}", a.bytes, a.base),
     };
     match (live, next) {
+        (Some((base, a)), _) if a.holds(address - base, bytes) => {
+            format!("{what} lie {} bytes into {}", address - base, of(a))
+        }
         (Some((base, a)), _) if address < base + a.bytes => {
-            format!("{what} reach {} bytes beyond the end of {}", address + bytes - base - a.bytes, of(a))
+            let beyond = bytes - (base + a.bytes - address);
+            format!("{what} reach {beyond} bytes beyond the end of {}", of(a))
         }
         (Some((base, a)), _) if address - base - a.bytes < GAP => {
             format!("{what} start {} bytes after the end of {}", address - base - a.bytes, of(a))
@@ -534,6 +538,8 @@ mod tests {
         let m = GlobalMemory::new(1 << 20);
         let p = m.alloc(100).unwrap();
         assert!(m.describe(p + 98, 4).contains("reach 2 bytes beyond"));
+        assert!(m.describe(p + 98, u64::MAX).contains("beyond"));
+        assert!(m.describe(p + 4, 4).contains("lie 4 bytes into"));
         assert!(m.describe(p + 100, 4).contains("start 0 bytes after"));
         m.free(p).unwrap();
         assert!(m.describe(p + 4, 4).contains("freed"));

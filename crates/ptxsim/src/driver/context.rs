@@ -36,10 +36,13 @@ impl State {
         let Some(context) = self.contexts.remove(&handle) else { return };
         let memory = &context.device.memory;
         self.pending.retain(|_, op| op.context != handle);
-        for (address, _) in self.allocations.extract_if(.., |_, a| a.context == handle) {
-            // It is in the table, so it is allocated.
-            let _ = memory.free(address);
-        }
+        self.allocations.retain(|address, a| {
+            if a.context == handle {
+                // It is in the table, so it is allocated.
+                let _ = memory.free(*address);
+            }
+            a.context != handle
+        });
         for (_, module) in self.modules.extract_if(|_, m| m.context == handle) {
             module.image.unload(memory);
         }
@@ -49,11 +52,7 @@ impl State {
         self.graphs.retain(|_, g| g.context != handle);
         self.execs.retain(|_, e| e.context != handle);
         self.captures.retain(|_, c| c.context != handle);
-        let pinned: Vec<usize> =
-            self.pinned.iter().filter(|(_, p)| p.context == handle).map(|(base, _)| *base).collect();
-        for base in pinned {
-            self.pinned.remove(&base);
-        }
+        self.pinned.retain(|_, p| p.context != handle);
     }
 
     fn primary_of(&mut self, ordinal: i32) -> Outcome<&mut state::Primary> {

@@ -9,7 +9,7 @@ use crate::card::{Card, REGISTERS_PER_SM, SHARED_PER_BLOCK, SHARED_RESERVED, THR
 fn attribute(card: &Card, attribute: i32) -> Outcome<i32> {
     let hopper = i32::from(card.cc >= 90);
     let value = match attribute {
-        1 | 2 | 3 => THREADS_PER_BLOCK as i32,
+        1..=3 => THREADS_PER_BLOCK as i32,
         4 => 64,
         5 => i32::MAX,
         6 | 7 => 65_535,
@@ -54,7 +54,7 @@ fn attribute(card: &Card, attribute: i32) -> Outcome<i32> {
         115 => 1,
         120 | 127 => hopper,
         129 => 1,
-        1..148 => 0,
+        known if (1..148).contains(&known) => 0,
         _ => return invalid(format!("device attribute {attribute}")),
     };
     Ok(value)

@@ -210,7 +210,10 @@ mod tests {
         assert_eq!(read(0x10, &mut buffer).unwrap_err().code, Code::InvalidValue);
         assert_eq!(write(0xdead_0000_0000, &buffer).unwrap_err().code, Code::InvalidValue);
         // text of the program is not writable
-        assert_eq!(write(wrong_addresses_are_errors as usize, &buffer).unwrap_err().code, Code::InvalidValue);
+        assert_eq!(
+            write(wrong_addresses_are_errors as *const () as usize, &buffer).unwrap_err().code,
+            Code::InvalidValue
+        );
         assert!(put(0, 1u32).is_err());
     }
 

@@ -73,15 +73,6 @@ impl Device {
             MemoryError::Invalid(reason) => Failure { code: Code::InvalidValue, reason },
         })
     }
-
-    /// Refuses a range that is not inside one allocation.
-    pub(crate) fn check(&self, address: u64, bytes: u64) -> Outcome {
-        match self.memory.find(address) {
-            _ if bytes == 0 => Ok(()),
-            Some(a) if a.holds(address - a.base(), bytes) => Ok(()),
-            _ => invalid(self.memory.describe(address, bytes)),
-        }
-    }
 }
 
 impl State {
@@ -93,6 +84,20 @@ impl State {
         }
         let other = self.devices.iter().find(|d| d.memory.find(address).is_some());
         Ok(other.cloned().unwrap_or(own))
+    }
+
+    /// Refuses a range that is not inside one allocation, or inside one that is being freed.
+    fn check_range(&self, device: &Device, address: u64, bytes: u64) -> Outcome {
+        match device.memory.find(address) {
+            _ if bytes == 0 => Ok(()),
+            Some(a) if a.holds(address - a.base(), bytes) => {
+                if self.allocations.get(&a.base()).is_some_and(|a| a.freeing) {
+                    return invalid(format!("{address:#x} is in an allocation that is being freed"));
+                }
+                Ok(())
+            }
+            _ => invalid(device.memory.describe(address, bytes)),
+        }
     }
 
     /// Whether a host range is page-locked; an error if only a part is.
@@ -119,7 +124,7 @@ impl State {
     /// The allocation that is to be freed.
     fn to_free(&self, context: u64, address: u64) -> Outcome<Allocated> {
         match self.allocations.get(&address) {
-            Some(a) if a.freeing => invalid(format!("{address:#x} was handed to cuMemFreeAsync before")),
+            Some(a) if a.freeing => invalid(format!("{address:#x} is being freed already")),
             Some(a) => Ok(*a),
             None => invalid(format!(
                 "{address:#x} is no allocation: {}",
@@ -209,7 +214,7 @@ fn to_device(to: u64, from: usize, bytes: usize, how: How) -> Outcome {
     let mut guard = driver().lock();
     let (stream, context) = how.begin(&mut guard)?;
     let device = guard.home(context, to)?;
-    device.check(to, bytes as u64)?;
+    guard.check_range(&device, to, bytes as u64)?;
     if bytes == 0 {
         return Ok(());
     }
@@ -234,7 +239,7 @@ fn to_host(to: usize, from: u64, bytes: usize, how: How) -> Outcome {
     let mut guard = driver().lock();
     let (stream, context) = how.begin(&mut guard)?;
     let device = guard.home(context, from)?;
-    device.check(from, bytes as u64)?;
+    guard.check_range(&device, from, bytes as u64)?;
     if bytes == 0 {
         return Ok(());
     }
@@ -263,8 +268,8 @@ fn on_device(to: u64, from: u64, bytes: usize, how: How) -> Outcome {
     let mut guard = driver().lock();
     let (stream, context) = how.begin(&mut guard)?;
     let (there, here) = (guard.home(context, to)?, guard.home(context, from)?);
-    there.check(to, bytes as u64)?;
-    here.check(from, bytes as u64)?;
+    guard.check_range(&there, to, bytes as u64)?;
+    guard.check_range(&here, from, bytes as u64)?;
     if bytes == 0 {
         return Ok(());
     }
@@ -316,7 +321,7 @@ fn fill<const N: usize>(area: Fill, value: [u8; N], how: How) -> Outcome {
         return invalid("an area greater than memory");
     };
     let device = guard.home(context, to)?;
-    device.check(to, bytes)?;
+    guard.check_range(&device, to, bytes)?;
     let mut own = [0; 4];
     own[..N].copy_from_slice(&value);
     let value = Value { bytes: own, len: N };
@@ -448,14 +453,16 @@ api! {
         }
         guard.refuse_unsafe("cuMemFree")?;
         let allocated = guard.to_free(context, address)?;
-        let rest = guard.unfinished(allocated.context);
-        guard = driver().finish_all(guard, &rest);
-        guard.check(context)?;
         if allocated.graph {
             return Ok(());
         }
-        // Another thread may have freed it during the wait.
-        guard.to_free(context, address)?;
+        // From here on nobody else frees it or starts a copy.
+        if let Some(a) = guard.allocations.get_mut(&address) {
+            a.freeing = true;
+        }
+        let rest = guard.unfinished(allocated.context);
+        guard = driver().finish_all(guard, &rest);
+        guard.check(context)?;
         let device = guard.home(context, address)?;
         guard.allocations.remove(&address);
         device.memory.free(address).map_err(|e| Failure { code: Code::InvalidValue, reason: e.to_string() })

@@ -3,6 +3,7 @@
 use super::error::{Code, Failure, Outcome, fail, invalid};
 use super::host;
 use super::state::{Device, Kind, State, driver};
+use crate::fatbin::{self, FatbinError};
 use crate::program::Image;
 use crate::ptx;
 use std::collections::HashMap;
@@ -76,9 +77,10 @@ fn from_memory(address: usize, cc: u32) -> Outcome<Text> {
 fn fatbin_in_memory(address: usize, cc: u32) -> Outcome<Text> {
     let mut header = [0; 16];
     host::read(address, &mut header)?;
-    // TODO(fatbin): length from the header
-    let _ = (LONGEST_FATBIN, cc);
-    fail(Code::NotSupported, "fatbins")
+    match fatbin::total_len(&header).filter(|len| *len <= LONGEST_FATBIN) {
+        Some(len) => from_fatbin(&host::bytes(address, len)?, cc),
+        None => fail(Code::InvalidImage, "the header of the fatbin is damaged"),
+    }
 }
 
 /// An image from a file.
@@ -99,9 +101,16 @@ fn cubin() -> Outcome<Text> {
 }
 
 fn from_fatbin(bytes: &[u8], cc: u32) -> Outcome<Text> {
-    // TODO(fatbin)
-    let _ = (bytes, cc);
-    fail(Code::NotSupported, "fatbins")
+    let refused = |error: FatbinError| {
+        let code = match error {
+            FatbinError::Malformed(_) => Code::InvalidImage,
+            FatbinError::NoPtx(_) | FatbinError::NoSuitable(..) => Code::NoBinaryForGpu,
+        };
+        Failure { code, reason: error.to_string() }
+    };
+    let entries = fatbin::entries(bytes).map_err(refused)?;
+    let ptx = fatbin::select_ptx(&entries, cc).map_err(refused)?;
+    Ok(Text { ptx, registers: fatbin::registers_for(&entries, cc) })
 }
 
 /// Parses PTX and checks that the card and this driver take it.

@@ -9,7 +9,7 @@ use super::graph::{Exec, Graph};
 use super::module::Module;
 use super::pool::Pool;
 use super::stream::Stream;
-use super::work::{Op, OpId};
+use super::work::{Op, OpId, Running};
 use crate::card::Card;
 use crate::fault::Fault;
 use crate::memory::GlobalMemory;
@@ -23,7 +23,7 @@ use std::thread::ThreadId;
 use std::time::Instant;
 
 /// Launches whose counters and faults are kept until somebody takes them.
-const KEPT: usize = 1 << 16;
+const KEPT: usize = 1 << 11;
 
 /// A simulated card.
 #[derive(Debug)]
@@ -101,8 +101,8 @@ pub(crate) struct State {
     pub(crate) pinned: BTreeMap<usize, super::memory::Pinned>,
     /// Operations that wait.
     pub(crate) pending: BTreeMap<OpId, Op>,
-    /// Operations that some thread runs, with their contexts.
-    pub(crate) running: BTreeMap<OpId, u64>,
+    /// Operations that some thread runs.
+    pub(crate) running: BTreeMap<OpId, Running>,
     pub(crate) next_op: OpId,
     pub(crate) shuffle: u64,
     pub(crate) options: Options,
@@ -117,7 +117,7 @@ pub(crate) struct State {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocated {
     pub(crate) context: u64,
-    /// Handed to `cuMemFreeAsync`; the operation has not run yet.
+    /// A free was asked for and has not been carried out.
     pub(crate) freeing: bool,
     /// Belongs to a graph's allocation node.
     pub(crate) graph: bool,

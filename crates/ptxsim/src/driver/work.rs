@@ -126,6 +126,14 @@ pub(crate) struct Op {
     pub(crate) thread: ThreadId,
 }
 
+/// An operation that some thread runs.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Running {
+    context: u64,
+    /// A host function.
+    host: bool,
+}
+
 /// What came of an operation.
 enum Ended {
     Well,
@@ -155,7 +163,7 @@ impl State {
     /// All operations of a context that have not ended.
     pub(crate) fn unfinished(&self, context: u64) -> Vec<OpId> {
         let waiting = self.pending.iter().filter(|(_, op)| op.context == context).map(|(id, _)| *id);
-        waiting.chain(self.running.iter().filter(|(_, c)| **c == context).map(|(id, _)| *id)).collect()
+        waiting.chain(self.running.iter().filter(|(_, r)| r.context == context).map(|(id, _)| *id)).collect()
     }
 
     fn is_ready(&self, id: OpId) -> bool {
@@ -174,6 +182,12 @@ impl State {
             }
         }
         found
+    }
+
+    /// Whether one of these, or of those they come after, runs and is no host function.
+    fn wait_is_short(&self, targets: &[OpId], among: &BTreeSet<OpId>) -> bool {
+        let before = among.iter().flat_map(|id| &self.pending[id].after);
+        before.chain(targets).any(|id| self.running.get(id).is_some_and(|r| !r.host))
     }
 
     /// Which operation of a set to run next.
@@ -267,8 +281,9 @@ impl Driver {
             let among = guard.before(targets);
             match guard.choose(&among, seed) {
                 Some(id) => guard = self.run(guard, id),
-                // Another thread runs what is missing.
-                None if to_the_end => guard = self.wait(guard),
+                // Another thread runs what is missing. One that runs a host function goes on with what follows, so a
+                // submission need not wait for it.
+                None if to_the_end || guard.wait_is_short(targets, &among) => guard = self.wait(guard),
                 None => return guard,
             }
         }
@@ -277,9 +292,10 @@ impl Driver {
     /// Runs a ready operation without the lock.
     fn run(&'static self, mut guard: Guard, id: OpId) -> Guard {
         let Some(op) = guard.pending.remove(&id) else { return guard };
-        guard.running.insert(id, op.context);
+        let host = matches!(op.action, Action::Host { .. });
+        guard.running.insert(id, Running { context: op.context, host });
         drop(guard);
-        if let Action::Host { .. } = op.action {
+        if host {
             // A thread of its own: the function may wait for something that the submitting thread does next.
             let worker = move || {
                 let ended = op.action.run();
@@ -293,7 +309,7 @@ impl Driver {
             if let Err(error) = thread::Builder::new().name("ptxsim host function".into()).spawn(worker) {
                 eprintln!("ptxsim: no thread for a host function: {error}");
                 let mut guard = self.lock();
-                let context = guard.running.remove(&id).unwrap_or_default();
+                let context = guard.running.remove(&id).map_or(0, |r| r.context);
                 guard.poison(context, Code::OperatingSystem);
                 self.notify();
                 return guard;

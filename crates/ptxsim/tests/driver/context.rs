@@ -8,7 +8,7 @@ use std::ptr::null_mut;
 
 #[test]
 fn the_card_says_what_it_is() {
-    let (exclusive, context) = session();
+    let (_exclusive, context) = session();
     assert_eq!(context.name().unwrap(), "ptxsim A100 (sm_80)");
     assert_eq!(context.compute_capability().unwrap(), (8, 0));
     assert_eq!(context.total_mem().unwrap(), 40 << 30);
@@ -20,12 +20,11 @@ fn the_card_says_what_it_is() {
     assert_eq!(attribute(Attribute::CU_DEVICE_ATTRIBUTE_WARP_SIZE), 32);
     assert_eq!(attribute(Attribute::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH), 0);
     assert_eq!(attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE), 40 << 20);
-    drop(exclusive);
 }
 
 #[test]
 fn cards_can_be_chosen() {
-    let exclusive = ensure_simulator().exclusive();
+    let _exclusive = ensure_simulator().exclusive();
     let simulator = ensure_simulator();
     for (cc, major, minor) in [(80, 8, 0), (86, 8, 6), (89, 8, 9), (90, 9, 0), (120, 12, 0)] {
         simulator.card(cc).unwrap();
@@ -43,12 +42,11 @@ fn cards_can_be_chosen() {
     assert!(simulator.card(70).is_err());
     // while contexts exist, the option is refused: `card` ends them first
     simulator.card(80).unwrap();
-    drop(exclusive);
 }
 
 #[test]
 fn the_primary_context_is_counted() {
-    let exclusive = ensure_simulator().exclusive();
+    let _exclusive = ensure_simulator().exclusive();
     let active = || {
         let (mut flags, mut active) = (0, 7);
         assert_eq!(cu!(cuDevicePrimaryCtxGetState(0, &mut flags, &mut active)), 0);
@@ -65,7 +63,6 @@ fn the_primary_context_is_counted() {
     assert_eq!(cu!(cuDevicePrimaryCtxRelease_v2(0)), 201);
     assert_eq!(cu!(cuCtxSetCurrent(kept)), 201);
     assert_eq!(cu!(cuCtxSynchronize()), 709, "the thread's context was destroyed");
-    drop(exclusive);
 }
 
 #[test]

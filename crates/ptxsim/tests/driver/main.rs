@@ -4,6 +4,7 @@ mod abuse;
 mod capture;
 mod context;
 mod copies;
+mod kernels;
 mod streams;
 mod symbols;
 

@@ -40,7 +40,8 @@ fn delayed_work_runs_when_waited_for() {
         let stream = context.new_stream().unwrap();
         let start = stream.record_event(Some(Flags::CU_EVENT_DEFAULT)).unwrap();
         let end = stream.record_event(Some(Flags::CU_EVENT_DEFAULT)).unwrap();
-        assert_eq!(code(start.elapsed_ms(&end)), 600);
+        let mut time = 0.0;
+        assert_eq!(cu!(cuEventElapsedTime_v2(&mut time, start.cu_event(), end.cu_event())), 600);
         assert_eq!(cu!(cuStreamQuery(stream.cu_stream())), 600);
         let mut polls = 0;
         while !end.is_complete() {
