@@ -79,12 +79,12 @@ fn info_of_a_fatbin_knows_registers() {
 #[test]
 fn info_names_unknown_instructions_with_their_lines() {
     let path = temporary("unknown.ptx");
-    let ptx = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\nfrobnicate.b32;\n\nbar.twist 1;\nret;\n}\n";
+    let ptx = ".version 8.0\n.target sm_80\n.address_size 64\n.entry k() {\nfrobnicate.b32;\n\nwiggle.s32;\nret;\n}\n";
     std::fs::write(&path, ptx).unwrap();
     let shown = succeeds(&["info", path.to_str().unwrap()]);
     let unknown: Vec<_> = shown.lines().filter(|l| l.contains("cannot run")).collect();
     assert!(unknown.len() == 2 && unknown[0].contains("frobnicate") && unknown[0].contains('5'), "{shown}");
-    assert!(unknown[1].contains("bar.twist") && unknown[1].contains('7'), "{shown}");
+    assert!(unknown[1].contains("wiggle.s32") && unknown[1].contains('7'), "{shown}");
 }
 
 #[test]

@@ -31,6 +31,21 @@ pub(crate) enum Argument {
     Fresh(u64),
 }
 
+/// Device memory of an argument.
+#[derive(Debug)]
+pub(crate) struct Buffer {
+    pub(crate) address: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What a kernel gets.
+#[derive(Debug)]
+pub(crate) struct Placed {
+    /// The parameter's bytes.
+    pub(crate) value: Vec<u8>,
+    pub(crate) buffer: Option<Buffer>,
+}
+
 /// `4096`, `4K`, `0x100`
 fn size(text: &str) -> Result<usize, String> {
     let (digits, unit) = match text.as_bytes().last() {
@@ -190,16 +205,16 @@ impl Argument {
         }
     }
 
-    /// The bytes to pass, and the allocation's address and length if it has one.
-    pub(crate) fn place(&self, memory: &GlobalMemory) -> Result<(Vec<u8>, Option<(u64, u64)>), String> {
+    /// Puts it into device memory, if that is where it belongs.
+    pub(crate) fn place(&self, memory: &GlobalMemory) -> Result<Placed, String> {
         let (bytes, contents) = match self {
-            Self::Value(bytes, _) => return Ok((bytes.clone(), None)),
+            Self::Value(bytes, _) => return Ok(Placed { value: bytes.clone(), buffer: None }),
             Self::Memory(contents) => (contents.len() as u64, &contents[..]),
             Self::Fresh(bytes) => (*bytes, &[][..]),
         };
         let address = memory.alloc(bytes).map_err(|e| e.to_string())?;
         memory.write(address, contents).map_err(|e| e.to_string())?;
-        Ok((address.to_le_bytes().to_vec(), Some((address, bytes))))
+        Ok(Placed { value: address.to_le_bytes().to_vec(), buffer: Some(Buffer { address, bytes }) })
     }
 }
 

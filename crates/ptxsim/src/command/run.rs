@@ -1,6 +1,6 @@
 //! `ptxsim run`
 
-use super::argument::{Argument, parse};
+use super::argument::{Argument, Buffer, Placed, parse};
 use super::image::read;
 use super::names::{find, signature};
 use ptxsim::card::{Card, SHARED_PER_BLOCK, THREADS_PER_BLOCK};
@@ -91,12 +91,6 @@ struct Outcome<'a> {
     printed: Vec<Vec<f64>>,
 }
 
-/// A buffer argument after the launch.
-struct Buffer {
-    address: u64,
-    bytes: u64,
-}
-
 fn extents(text: &str) -> Result<[u32; 3], String> {
     let mut extents = [1; 3];
     let parts: Vec<_> = text.split([',', 'x']).collect();
@@ -148,13 +142,13 @@ impl Run {
         let mut params = vec![0; kernel.param_bytes as usize];
         let mut buffers = Vec::new();
         for (argument, &(offset, bytes)) in arguments.iter().zip(&kernel.params) {
-            let (value, buffer) = argument.place(&memory)?;
+            let Placed { value, buffer } = argument.place(&memory)?;
             let (start, end) = (offset as usize, (offset + bytes) as usize);
             match params.get_mut(start..end) {
                 Some(place) if place.len() == value.len() => place.copy_from_slice(&value),
                 _ => return Err("the kernel's parameters do not fit".into()),
             }
-            buffers.push(buffer.map(|(address, bytes)| Buffer { address, bytes }));
+            buffers.push(buffer);
         }
         let dumps = self.dumps(&buffers)?;
         let prints = self.prints(&buffers)?;

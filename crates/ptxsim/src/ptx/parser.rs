@@ -35,7 +35,8 @@ pub(super) struct Parser<'a> {
     pub(super) module: Module,
     pub(super) globals: HashMap<&'a str, Global>,
     pub(super) open: Vec<OpenName<'a>>,
-    aliases: HashMap<&'a str, &'a str>,
+    /// The function of each, and where it stands.
+    aliases: HashMap<&'a str, (&'a str, Token)>,
     /// Zero bytes that initialisers with gaps made so far.
     pub(super) padding: u64,
 }
@@ -305,9 +306,18 @@ impl<'a> Parser<'a> {
             ".file" => return self.file(),
             ".section" => {
                 self.at += 1;
-                // `.debug_str` is a directive-like word, other names are plain
-                self.at += 1;
+                while matches!(self.peek().kind, Kind::Dotted | Kind::Name | Kind::Str) {
+                    self.at += 1;
+                }
                 return self.skip_braces();
+            }
+            // a second one restates what the first says
+            ".target" => {
+                self.at += 1;
+                let first = self.module.target;
+                let result = self.target(self.peek());
+                self.module.target = first;
+                return result;
             }
             ".loc" => return self.location().map(|_| ()),
             ".pragma" => return self.pragma(),
@@ -404,7 +414,7 @@ impl<'a> Parser<'a> {
             return Err(self.error(token, format!("the alias `{alias}` is not possible")));
         }
         self.globals.insert(alias, Global::Function);
-        self.aliases.insert(alias, function);
+        self.aliases.insert(alias, (function, token));
         self.open.push(OpenName { name: function, place: None, token });
         Ok(())
     }
@@ -434,20 +444,14 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
-    /// Follows aliases, at most as many as there are.
-    fn aliased(&self, name: &'a str) -> &'a str {
-        let mut name = name;
-        for _ in 0..=self.aliases.len() {
-            match self.aliases.get(name) {
-                Some(&next) => name = next,
-                None => break,
-            }
-        }
-        name
-    }
-
     /// What can only be known at the end: names of module scope, declarations that have a definition.
     fn close(&mut self) {
+        // chains of aliases could be circles
+        let chains: Vec<_> =
+            self.aliases.values().filter(|a| self.aliases.contains_key(a.0)).copied().collect();
+        for (name, token) in chains {
+            self.report(self.error(token, format!("`{name}` is itself an alias")));
+        }
         let open = std::mem::take(&mut self.open);
         for OpenName { name, place, token } in open {
             if !self.globals.contains_key(name) {
@@ -457,7 +461,7 @@ impl<'a> Parser<'a> {
                     return;
                 }
             }
-            let target = self.aliased(name);
+            let target = self.aliases.get(name).map_or(name, |a| a.0);
             let function = place.and_then(|(f, _)| self.module.functions.get_mut(f));
             if target != name
                 && let Some(instruction) = function.and_then(|f| f.body.get_mut(place.map_or(0, |p| p.1)))
@@ -477,12 +481,8 @@ impl<'a> Parser<'a> {
         });
         for variable in &mut self.module.variables {
             for relocation in variable.init.iter_mut().flat_map(|init| &mut init.relocations) {
-                let mut name = relocation.symbol.as_str();
-                for _ in 0..=aliases.len() {
-                    name = aliases.get(name).copied().unwrap_or(name);
-                }
-                if name != relocation.symbol {
-                    relocation.symbol = name.to_string();
+                if let Some((function, _)) = aliases.get(relocation.symbol.as_str()) {
+                    relocation.symbol = function.to_string();
                 }
             }
         }

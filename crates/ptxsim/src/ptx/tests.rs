@@ -309,6 +309,10 @@ fn head_of_the_module() {
     assert_eq!((m.version, m.address_size), ((8, 10), 32));
     assert_eq!(m.target, Target { arch: 100, variant: Variant::Family });
     assert_eq!(parse(".version 7.0 .target sm_80").unwrap().address_size, 64);
+    let m = parse(
+        ".version 7.0 .target sm_80 .address_size 64 .target texmode_unified, sm_80 .section .a.b \"c\" {}",
+    );
+    assert_eq!(m.map(|m| m.target.arch), parse(".version 7.0 .target sm_80").map(|m| m.target.arch));
     for (text, part) in [
         ("", "`.version`"),
         ("hello", "`.version`"),
@@ -387,6 +391,7 @@ fn mistakes_say_where_and_what() {
         (".texref t;", "not supported"),
         (".entry k(.global .b32 x) {}", "a parameter"),
         (".alias a, b;", "`b` is no"),
+        (".func f() {} .alias a, f; .alias b, a;", "`a` is itself an alias"),
     ] {
         let message = mistake(text).1;
         assert!(message.contains(part), "{text}: {message}");
