@@ -167,7 +167,8 @@ api! {
         if scope == 0 {
             THREAD_OPTIONS.set(options);
         } else {
-            driver().lock().options = options.unwrap_or_default();
+            let mut guard = driver().lock();
+            guard.options = options.unwrap_or(guard.first_options);
         }
         Ok(())
     }
