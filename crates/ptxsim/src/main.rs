@@ -1,3 +1,16 @@
 //! `ptxsim info` and `ptxsim run`.
 
-fn main() {}
+mod command;
+
+use clap::Parser;
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    match command::Command::parse().run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("ptxsim: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Logic, shifts and bit fields.
 
-use super::lanes::{Body, Outcome, by_type, set_predicate, set_row, simple, source};
+use super::lanes::{Body, Outcome, by_type, lanes, set_predicate, set_row, simple, source};
 use super::parse::Parse;
 use crate::exec::regs::{File, Form, LANES, Mask, Op, Regs};
 use crate::ptx::ast::Type;
@@ -121,7 +121,7 @@ fn field(p: &mut Parse<'_>) -> Result<Form, String> {
 }
 
 fn count(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let amount = p.opcode() == "bfind" && p.take("shiftamt");
     let ty = p.ty()?;
     match p.opcode() {
@@ -196,7 +196,7 @@ fn extend(a: u32, n: u32, clamp: bool, signed: bool) -> u32 {
 }
 
 fn rare(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     if p.opcode() == "fns" {
         if p.ty()? != Type::B32 {
             return Err(p.unknown());
@@ -287,7 +287,7 @@ impl Body for Lop3Pred {
         let q = regs.preds[q as usize] ^ flip;
         let mut out = [0; LANES];
         let (a, b, c) = (&regs.narrow[a as usize], &regs.narrow[b as usize], &regs.narrow[c as usize]);
-        for lane in 0..LANES {
+        for lane in 0..lanes() {
             out[lane] = by_table(op.imm & 0xff, a[lane], b[lane], c[lane]);
         }
         let set = super::lanes::gather_bits(&out.map(|x| u8::from(x != 0)));

@@ -3,9 +3,10 @@
 use super::float32::flush;
 use super::half::{self, Half};
 use super::lanes::{
-    BF16, Body, F16, Lane, Outcome, by_type, gather_bits, predicate, set_predicate, set_row, simple, source,
+    BF16, Body, F16, Lane, Outcome, by_type, gather_bits, lanes, predicate, set_predicate, set_row, simple,
+    source,
 };
-use super::parse::Parse;
+use super::parse::{Parse, flag};
 use crate::exec::regs::{File, Form, LANES, Mask, Op, Regs, Source};
 use crate::ptx::ast::Type;
 use crate::stats::Class;
@@ -76,6 +77,8 @@ const COMPARISONS: [(&str, Compare); 18] = [
 const COMBINE: [(&str, u64); 3] = [("and", 1), ("or", 2), ("xor", 3)];
 /// Bits of `imm` above: 2 = flush subnormals, 4.. = what a float comparison says.
 const FTZ: u64 = 1 << 2;
+/// `setp` has a second destination.
+const TWO: u64 = 1 << 3;
 const CODE: u32 = 4;
 /// What `set` writes for true.
 const TRUE: u32 = 8;
@@ -110,7 +113,7 @@ impl<T: Lane, F: Fn(u64, T, T) -> bool + Copy + 'static> Test for Lanes<T, F> {
         let (a, b) = (T::view(regs, op, 0), T::view(regs, op, 1));
         let imm = op.imm;
         let mut bytes = [0; LANES];
-        for lane in 0..LANES {
+        for lane in 0..lanes() {
             bytes[lane] = u8::from((self.0)(imm, T::at(a, lane), T::at(b, lane)));
         }
         gather_bits(&bytes)
@@ -120,17 +123,18 @@ impl<T: Lane, F: Fn(u64, T, T) -> bool + Copy + 'static> Test for Lanes<T, F> {
     }
 }
 
-/// `setp`: which of c and the second destination are there.
+/// `setp`
 #[derive(Clone, Copy)]
-struct Setp<T, const C: bool, const Q: bool>(T);
+struct Setp<T>(T);
 
-impl<T: Test, const C: bool, const Q: bool> Body for Setp<T, C, Q> {
+impl<T: Test> Body for Setp<T> {
     #[inline(always)]
     fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
         let t = self.0.test(regs, op);
-        let c = if C { predicate(regs, op, 2) } else { 0 };
+        // Which of c and the second destination are there is known by `imm`, to have fewer copies of the loop.
+        let c = if op.imm & 3 != 0 { predicate(regs, op, 2) } else { 0 };
         set_predicate(regs, op.d[0], combine(op.imm, t, c), mask);
-        if Q {
+        if op.imm & TWO != 0 {
             set_predicate(regs, op.d[1], combine(op.imm, !t, c), mask);
         }
         Ok(())
@@ -139,13 +143,13 @@ impl<T: Test, const C: bool, const Q: bool> Body for Setp<T, C, Q> {
 
 /// `set`: a number for true, 0 for false.
 #[derive(Clone, Copy)]
-struct Set<T, const C: bool>(T);
+struct Set<T>(T);
 
-impl<T: Test, const C: bool> Body for Set<T, C> {
+impl<T: Test> Body for Set<T> {
     #[inline(always)]
     fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
         let t = self.0.test(regs, op);
-        let t = combine(op.imm, t, if C { predicate(regs, op, 2) } else { 0 });
+        let t = combine(op.imm, t, if op.imm & 3 != 0 { predicate(regs, op, 2) } else { 0 });
         let yes = (op.imm >> TRUE) as u32;
         let out = std::array::from_fn(|lane| if t >> lane & 1 != 0 { yes } else { 0 });
         set_row(&mut regs.narrow[op.d[0] as usize], &out, mask);
@@ -163,13 +167,10 @@ struct Shape {
 
 fn with<T: Test>(p: &Parse<'_>, shape: &Shape, test: T) -> Form {
     let isa = p.isa;
-    let (run, mut destinations) = match (shape.setp, shape.c, shape.q) {
-        (true, false, false) => (isa.op(Setp::<T, false, false>(test)), vec![File::Pred]),
-        (true, true, false) => (isa.op(Setp::<T, true, false>(test)), vec![File::Pred]),
-        (true, false, true) => (isa.op(Setp::<T, false, true>(test)), vec![File::Pred]),
-        (true, true, true) => (isa.op(Setp::<T, true, true>(test)), vec![File::Pred]),
-        (false, false, _) => (isa.op(Set::<T, false>(test)), vec![File::Narrow]),
-        (false, true, _) => (isa.op(Set::<T, true>(test)), vec![File::Narrow]),
+    let (run, mut destinations) = if shape.setp {
+        (isa.op(Setp(test)), vec![File::Pred])
+    } else {
+        (p.once.op(Set(test)), vec![File::Narrow])
     };
     if shape.q {
         destinations.push(File::Pred);
@@ -181,7 +182,7 @@ fn with<T: Test>(p: &Parse<'_>, shape: &Shape, test: T) -> Form {
     Form { imm: shape.imm, ..simple(run, destinations, sources) }
 }
 
-fn lanes<T: Lane>(p: &Parse<'_>, shape: &Shape, f: impl Fn(u64, T, T) -> bool + Copy + 'static) -> Form {
+fn each<T: Lane>(p: &Parse<'_>, shape: &Shape, f: impl Fn(u64, T, T) -> bool + Copy + 'static) -> Form {
     with(p, shape, Lanes(f, PhantomData))
 }
 
@@ -223,7 +224,7 @@ impl<H: Half> Packed<H> {
         let (a, b) = (&regs.narrow[op.s[0] as usize], &regs.narrow[op.s[1] as usize]);
         [0, 16].map(|at| {
             let mut bytes = [0; LANES];
-            for lane in 0..LANES {
+            for lane in 0..lanes() {
                 bytes[lane] =
                     u8::from(decide_half::<H>(op.imm, (a[lane] >> at) as u16, (b[lane] >> at) as u16));
             }
@@ -233,13 +234,13 @@ impl<H: Half> Packed<H> {
 }
 
 #[derive(Clone, Copy)]
-struct SetpPacked<T, const C: bool>(T);
+struct SetpPacked<T>(T);
 
-impl<H: Half, const C: bool> Body for SetpPacked<Packed<H>, C> {
+impl<H: Half> Body for SetpPacked<Packed<H>> {
     #[inline(always)]
     fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
         let [low, high] = Packed::<H>::tests(regs, op);
-        let c = if C { predicate(regs, op, 2) } else { 0 };
+        let c = if op.imm & 3 != 0 { predicate(regs, op, 2) } else { 0 };
         set_predicate(regs, op.d[0], combine(op.imm, low, c), mask);
         set_predicate(regs, op.d[1], combine(op.imm, high, c), mask);
         Ok(())
@@ -247,12 +248,12 @@ impl<H: Half, const C: bool> Body for SetpPacked<Packed<H>, C> {
 }
 
 #[derive(Clone, Copy)]
-struct SetPacked<T, const C: bool>(T);
+struct SetPacked<T>(T);
 
-impl<H: Half, const C: bool> Body for SetPacked<Packed<H>, C> {
+impl<H: Half> Body for SetPacked<Packed<H>> {
     #[inline(always)]
     fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
-        let c = if C { predicate(regs, op, 2) } else { 0 };
+        let c = if op.imm & 3 != 0 { predicate(regs, op, 2) } else { 0 };
         let [low, high] = Packed::<H>::tests(regs, op).map(|t| combine(op.imm, t, c));
         let yes = (op.imm >> TRUE) as u32 & 0xffff;
         let out = std::array::from_fn(|lane| {
@@ -265,14 +266,8 @@ impl<H: Half, const C: bool> Body for SetPacked<Packed<H>, C> {
 }
 
 fn packed<H: Half>(p: &Parse<'_>, shape: &Shape) -> Form {
-    let isa = p.isa;
     let kind = Packed::<H>(PhantomData);
-    let run = match (shape.setp, shape.c) {
-        (true, false) => isa.op(SetpPacked::<_, false>(kind)),
-        (true, true) => isa.op(SetpPacked::<_, true>(kind)),
-        (false, false) => isa.op(SetPacked::<_, false>(kind)),
-        (false, true) => isa.op(SetPacked::<_, true>(kind)),
-    };
+    let run = if shape.setp { p.once.op(SetpPacked(kind)) } else { p.once.op(SetPacked(kind)) };
     let destinations = if shape.setp { vec![File::Pred; 2] } else { vec![File::Narrow] };
     let mut sources = vec![source::<u32>(); 2];
     if shape.c {
@@ -312,43 +307,44 @@ fn set(p: &mut Parse<'_>) -> Result<Form, String> {
         | u64::from(op.equal) << 1
         | u64::from(op.greater) << 2
         | u64::from(op.unordered) << 3;
+    let q = setp && matches!(p.operand(0), Some(crate::ptx::ast::Operand::Pair(..)));
     let shape = Shape {
         setp,
         c: with_c.is_some(),
-        q: setp && matches!(p.operand(0), Some(crate::ptx::ast::Operand::Pair(..))),
-        imm: with_c.unwrap_or(0) | u64::from(ftz) * FTZ | code << CODE | u64::from(yes) << TRUE,
+        q,
+        imm: with_c.unwrap_or(0) | flag(ftz, FTZ) | flag(q, TWO) | code << CODE | u64::from(yes) << TRUE,
     };
     let s = &shape;
     let form = match ty {
         Type::F32 if !ftz => Some(match op {
-            EQ => lanes(p, s, |_, a: f32, b| a == b),
-            LT => lanes(p, s, |_, a: f32, b| a < b),
-            LE => lanes(p, s, |_, a: f32, b| a <= b),
-            GT => lanes(p, s, |_, a: f32, b| a > b),
-            GE => lanes(p, s, |_, a: f32, b| a >= b),
-            _ => lanes(p, s, decide_f32),
+            EQ => each(p, s, |_, a: f32, b| a == b),
+            LT => each(p, s, |_, a: f32, b| a < b),
+            LE => each(p, s, |_, a: f32, b| a <= b),
+            GT => each(p, s, |_, a: f32, b| a > b),
+            GE => each(p, s, |_, a: f32, b| a >= b),
+            _ => each(p, s, decide_f32),
         }),
-        Type::F32 => Some(lanes(p, s, decide_f32)),
-        Type::F64 => Some(lanes(p, s, |m, a: f64, b| decide(m, a < b, a == b, a > b))),
-        Type::F16 => Some(lanes(p, s, |m, a: F16, b: F16| decide_half::<half::Binary16>(m, a.0, b.0))),
-        Type::BF16 => Some(lanes(p, s, |m, a: BF16, b: BF16| decide_half::<half::Brain16>(m, a.0, b.0))),
+        Type::F32 => Some(each(p, s, decide_f32)),
+        Type::F64 => Some(each(p, s, |m, a: f64, b| decide(m, a < b, a == b, a > b))),
+        Type::F16 => Some(each(p, s, |m, a: F16, b: F16| decide_half::<half::Binary16>(m, a.0, b.0))),
+        Type::BF16 => Some(each(p, s, |m, a: BF16, b: BF16| decide_half::<half::Brain16>(m, a.0, b.0))),
         Type::F16x2 => Some(packed::<half::Binary16>(p, s)),
         Type::BF16x2 => Some(packed::<half::Brain16>(p, s)),
         _ => {
             let plain = Compare { unsigned: false, ..op };
             match plain {
                 EQ => by_type!(ty, [B16 | U16 | S16: u16, B32 | U32 | S32: u32, B64 | U64 | S64: u64],
-                    T => lanes(p, s, |_, a: T, b| a == b)),
+                    T => each(p, s, |_, a: T, b| a == b)),
                 NE => by_type!(ty, [B16 | U16 | S16: u16, B32 | U32 | S32: u32, B64 | U64 | S64: u64],
-                    T => lanes(p, s, |_, a: T, b| a != b)),
+                    T => each(p, s, |_, a: T, b| a != b)),
                 LT => by_type!(ty, [U16: u16, S16: i16, U32: u32, S32: i32, U64: u64, S64: i64],
-                    T => lanes(p, s, |_, a: T, b| a < b)),
+                    T => each(p, s, |_, a: T, b| a < b)),
                 LE => by_type!(ty, [U16: u16, S16: i16, U32: u32, S32: i32, U64: u64, S64: i64],
-                    T => lanes(p, s, |_, a: T, b| a <= b)),
+                    T => each(p, s, |_, a: T, b| a <= b)),
                 GT => by_type!(ty, [U16: u16, S16: i16, U32: u32, S32: i32, U64: u64, S64: i64],
-                    T => lanes(p, s, |_, a: T, b| a > b)),
+                    T => each(p, s, |_, a: T, b| a > b)),
                 _ => by_type!(ty, [U16: u16, S16: i16, U32: u32, S32: i32, U64: u64, S64: i64],
-                    T => lanes(p, s, |_, a: T, b| a >= b)),
+                    T => each(p, s, |_, a: T, b| a >= b)),
             }
         }
     };
@@ -368,7 +364,7 @@ fn selp(p: &mut Parse<'_>) -> Result<Form, String> {
 
 /// A float that is -0 counts as not negative; NaN chooses b.
 fn slct(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let ftz = p.take("ftz");
     let ty = p.ty()?;
     match (p.ty()?, ftz) {
@@ -390,7 +386,7 @@ fn testp(p: &mut Parse<'_>) -> Result<Form, String> {
     use std::num::FpCategory as C;
     const KINDS: [(&str, u64); 6] =
         [("finite", 0), ("infinite", 1), ("number", 2), ("notanumber", 3), ("normal", 4), ("subnormal", 5)];
-    let isa = p.isa;
+    let isa = p.once;
     let kind = p.pick(&KINDS).ok_or_else(|| p.unknown())?;
     let ty = p.ty()?;
     by_type!(ty, [F32: f32, F64: f64], T => isa.map1_imm(kind, |kind, a: T| match kind {

@@ -4,7 +4,7 @@
 //! a NaN is always 0x7fffffff, as on a card.
 
 use super::lanes::by_type;
-use super::parse::Parse;
+use super::parse::{Parse, flag};
 use super::soft::{self, Round};
 use crate::exec::regs::Form;
 use crate::stats::Class;
@@ -29,7 +29,9 @@ pub(crate) fn flush(x: f32) -> f32 {
 /// Every NaN to the one that cards return.
 #[inline(always)]
 pub(crate) fn canonical(x: f32) -> f32 {
-    if x.is_nan() { f32::from_bits(0x7fff_ffff) } else { x }
+    // On bits: compilers may drop a selection between NaNs.
+    let bits = x.to_bits();
+    f32::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { 0x7fff_ffff } else { bits })
 }
 
 /// `.sat`: to 0 to 1; NaN and -0 to +0.
@@ -87,7 +89,7 @@ pub(crate) fn finished(imm: u64, bits: u64) -> f32 {
 
 /// `imm` of a rounding mode with its flags.
 pub(crate) fn rounding(mode: Round, ftz: bool, sat: bool) -> u64 {
-    mode as u64 | u64::from(ftz) * FTZ | u64::from(sat) * SAT
+    mode as u64 | flag(ftz, FTZ) | flag(sat, SAT)
 }
 
 macro_rules! flags {
@@ -120,6 +122,7 @@ fn arithmetic(p: &mut Parse<'_>) -> Result<Form, String> {
             _ => flags!(isa.map3(fma), ftz, sat),
         });
     }
+    let isa = p.once;
     let imm = rounding(mode, ftz, sat);
     Ok(match opcode {
         "add" => isa.map2_imm(imm, |m, a, b| {
@@ -173,8 +176,8 @@ pub(crate) fn choose(m: u64, a: f32, b: f32) -> f32 {
 /// Takes the modifiers of `min` and `max`.
 pub(crate) fn extremum_flags(p: &mut Parse<'_>) -> Result<u64, String> {
     use extremum::{FTZ, MAX, NAN, XORSIGN};
-    let mut m = u64::from(p.opcode() == "max") * MAX;
-    m |= u64::from(p.take("ftz")) * FTZ | u64::from(p.take("NaN")) * NAN;
+    let mut m = flag(p.opcode() == "max", MAX);
+    m |= flag(p.take("ftz"), FTZ) | flag(p.take("NaN"), NAN);
     match (p.take("xorsign"), p.take("abs")) {
         (false, false) => {}
         (true, true) => m |= XORSIGN,
@@ -192,14 +195,14 @@ fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
         if m & extremum::XORSIGN != 0 {
             return Err(p.unknown());
         }
-        return Ok(isa.map3_imm(m, |m, a, b, c| choose(m, choose(m, a, b), c)));
+        return Ok(p.once.map3_imm(m, |m, a, b, c| choose(m, choose(m, a, b), c)));
     }
     Ok(match m {
         0 => isa.map2(|a, b| choose(0, a, b)),
         1 => isa.map2(|a, b| choose(1, a, b)),
         2 => isa.map2(|a, b| choose(2, a, b)),
         3 => isa.map2(|a, b| choose(3, a, b)),
-        _ => isa.map2_imm(m, choose),
+        _ => p.once.map2_imm(m, choose),
     })
 }
 
@@ -217,7 +220,7 @@ fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {
 
 /// The sign is that of a, the rest is b.
 fn copysign(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let ty = p.ty()?;
     by_type!(ty, [F32: f32, F64: f64], T => isa.map2(|a: T, b: T| b.copysign(a))).ok_or_else(|| p.unknown())
 }

@@ -5,8 +5,7 @@
 
 use super::float32::{canonical, choose, extremum, extremum_flags};
 use super::lanes::{BF16, F16, Isa};
-use super::parse::Parse;
-use super::soft::{self, Round};
+use super::parse::{Parse, flag};
 use crate::exec::regs::Form;
 use crate::ptx::ast::Type;
 use crate::stats::Class;
@@ -15,8 +14,6 @@ use crate::stats::Class;
 pub(crate) trait Half: Copy + 'static {
     /// Smallest normal number as bits.
     const NORMAL: u16;
-    /// For `soft`.
-    const FORMAT: soft::Format;
     /// To f32, exactly.
     fn widen(bits: u16) -> f32;
     /// The nearest, ties to even. NaN gives 0x7fff.
@@ -64,7 +61,6 @@ pub(crate) fn odd_from_f64(x: f64) -> f32 {
 
 impl Half for Binary16 {
     const NORMAL: u16 = 0x0400;
-    const FORMAT: soft::Format = soft::F16;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -109,7 +105,6 @@ impl Half for Binary16 {
 
 impl Half for Brain16 {
     const NORMAL: u16 = 0x0080;
-    const FORMAT: soft::Format = soft::BF16;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -290,7 +285,7 @@ fn arithmetic(p: &mut Parse<'_>) -> Result<Form, String> {
     if brain && opcode != "fma" {
         p.need(90)?;
     }
-    let m = u64::from(ftz) * FTZ | u64::from(sat) * SAT | u64::from(relu) * RELU;
+    let m = flag(ftz, FTZ) | flag(sat, SAT) | flag(relu, RELU);
     match opcode {
         "add" => binary!(isa, ty, m, add),
         "sub" => binary!(isa, ty, m, sub),
@@ -336,8 +331,8 @@ fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
 }
 
 fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
-    let m = u64::from(p.take("ftz")) * FTZ;
+    let isa = p.once;
+    let m = flag(p.take("ftz"), FTZ);
     let ty = p.ty()?;
     if matches!(ty, Type::BF16 | Type::BF16x2) && m != 0 {
         return Err(p.unknown());
@@ -351,14 +346,14 @@ fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {
 
 /// Approximate on a card; here the nearest number. `ex2` of bf16 is flushed: the manual has only that form.
 fn special(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let ftz = p.take("ftz");
     if !p.take("approx") {
         return Err(p.unknown());
     }
     let ty = p.ty()?;
     let brain = matches!(ty, Type::BF16 | Type::BF16x2);
-    let m = u64::from(ftz) * FTZ;
+    let m = flag(ftz, FTZ);
     if p.opcode() == "ex2" {
         if brain != ftz {
             return Err(p.unknown());
@@ -375,9 +370,4 @@ fn special(p: &mut Parse<'_>) -> Result<Form, String> {
         p.need(90)?;
     }
     unary!(isa, ty, m, tangent).ok_or_else(|| p.unknown())
-}
-
-/// Rounding to a half in any mode, from f64.
-pub(crate) fn rounded<H: Half>(x: f64, mode: Round) -> u16 {
-    soft::from_f64(x, H::FORMAT, mode) as u16
 }

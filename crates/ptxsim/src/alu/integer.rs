@@ -1,7 +1,7 @@
 //! Integer arithmetic.
 
-use super::lanes::{Body, Lane, Outcome, by_type, gather_bits, simple, source};
-use super::parse::Parse;
+use super::lanes::{Body, Lane, Outcome, by_type, gather_bits, lanes, simple, source};
+use super::parse::{Parse, flag};
 use crate::exec::regs::{Form, LANES, Mask, Op, Regs};
 use crate::ptx::ast::Type;
 use crate::stats::Class;
@@ -118,7 +118,7 @@ macro_rules! carry {
                 let mut cells = [T::Cell::default(); LANES];
                 let mut carries = [0u8; LANES];
                 $(let $a = T::view(regs, op, $i);)*
-                for lane in 0..LANES {
+                for lane in 0..lanes() {
                     let (d, c) = (self.0)($(T::at($a, lane),)* carry >> lane & 1 != 0);
                     cells[lane] = d.cell();
                     carries[lane] = u8::from(c);
@@ -134,7 +134,7 @@ macro_rules! carry {
         where
             F: Fn($($t,)* bool) -> (T, bool) + Copy + 'static,
         {
-            let run = p.isa.op($Name(f, PhantomData));
+            let run = p.once.op($Name(f, PhantomData));
             let sources = [$($i),*].map(|_: usize| source::<T>()).to_vec();
             Form { imm, ..simple(run, vec![T::FILE], sources) }
         }
@@ -177,7 +177,7 @@ fn mul_mad(p: &mut Parse<'_>) -> Result<Form, String> {
     let ty = p.ty()?;
     let mad = p.opcode() != "mul";
     if p.opcode() == "madc" || cc {
-        let imm = u64::from(p.opcode() == "madc") * READS | u64::from(cc) * WRITES;
+        let imm = flag(p.opcode() == "madc", READS) | flag(cc, WRITES);
         if !mad || sat {
             return Err(p.unknown());
         }
@@ -252,7 +252,7 @@ fn signed24(a: i32, b: i32) -> i64 {
 }
 
 fn mul24(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let hi = p.pick(&[("lo", false), ("hi", true)]).ok_or_else(|| p.unknown())?;
     let sat = p.take("sat");
     let ty = p.ty()?;
@@ -278,7 +278,7 @@ fn mul24(p: &mut Parse<'_>) -> Result<Form, String> {
 }
 
 fn sad(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let ty = p.ty()?;
     by_type!(ty, [U16: u16, S16: i16, U32: u32, S32: i32, U64: u64, S64: i64],
         T => isa.map3(|a: T, b: T, c: T| c.wrapping_add(if a < b { b.wrapping_sub(a) } else { a.wrapping_sub(b) })))
@@ -287,7 +287,7 @@ fn sad(p: &mut Parse<'_>) -> Result<Form, String> {
 
 /// The manual leaves division by zero open; cards give all ones, for the remainder too.
 fn div_rem(p: &mut Parse<'_>) -> Result<Form, String> {
-    let isa = p.isa;
+    let isa = p.once;
     let ty = p.ty()?;
     if p.opcode() == "div" {
         by_type!(ty, [U16: u16, S16: i16, U32: u32, S32: i32, U64: u64, S64: i64],
@@ -383,7 +383,7 @@ fn dot(p: &mut Parse<'_>) -> Result<Form, String> {
     };
     if two {
         let imm = u64::from(sa) | u64::from(sb) << 1 | u64::from(upper) << 2;
-        return Ok(isa.map3_imm(imm, |m, a, b, c| dot2(a, b, c, m & 1 != 0, m & 2 != 0, m & 4 != 0)));
+        return Ok(p.once.map3_imm(imm, |m, a, b, c| dot2(a, b, c, m & 1 != 0, m & 2 != 0, m & 4 != 0)));
     }
     Ok(match (sa, sb) {
         (false, false) => isa.map3(|a, b, c| dot4(a, b, c, false, false)),

@@ -50,6 +50,19 @@ impl Isa {
     }
 }
 
+/// Compiles operations for the base instruction set only: for rare ones and for those that are scalar anyway. Half the
+/// build time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Once;
+
+impl Once {
+    /// The function of an operation.
+    pub(crate) fn op<B: Body>(self, body: B) -> OpFn {
+        let _ = body;
+        plain::<B>
+    }
+}
+
 /// An operation on a warp. It has no state, so a plain function pointer stands for it: `Copy` and zero-sized, which
 /// `again` relies on.
 pub(crate) trait Body: Copy + 'static {
@@ -61,8 +74,8 @@ pub(crate) trait Body: Copy + 'static {
 #[inline(always)]
 fn again<B: Body>() -> B {
     const { assert!(size_of::<B>() == 0, "an operation has no state") };
-    // SAFETY: B is zero-sized, so any aligned pointer can be read; it is `Copy`, and one was there in `Isa::op`, which
-    // alone hands out the functions that call this.
+    // SAFETY: B is zero-sized, so any aligned pointer can be read; it is `Copy`, and one was there in `Isa::op` or `Once::op`, which
+    // alone hand out the functions that call this.
     unsafe { std::ptr::NonNull::<B>::dangling().read() }
 }
 
@@ -105,10 +118,23 @@ pub(crate) fn set_row<T: Copy>(row: &mut [T; LANES], value: &[T; LANES], mask: M
     if mask == Mask::MAX {
         *row = *value;
     } else {
-        for lane in 0..LANES {
-            row[lane] = if mask >> lane & 1 != 0 { value[lane] } else { row[lane] };
-        }
+        blend(row, value, mask);
     }
+}
+
+/// One copy for all operations, for the sake of build time.
+#[inline(never)]
+fn blend<T: Copy>(row: &mut [T; LANES], value: &[T; LANES], mask: Mask) {
+    for lane in 0..LANES {
+        row[lane] = if mask & 1 << lane != 0 { value[lane] } else { row[lane] };
+    }
+}
+
+/// All lanes, but the compiler cannot see how many they are: it makes a vector loop, which is short, and does not write
+/// the loop out 32 times, which takes it minutes over all operations.
+#[inline(always)]
+pub(crate) fn lanes() -> usize {
+    std::hint::black_box(LANES).min(LANES)
 }
 
 /// 32 bytes that are 0 or 1, as a mask.
@@ -202,7 +228,7 @@ impl Lane for bool {
     type View<'a> = Mask;
     type Cell = u8;
     #[inline(always)]
-    fn view<'a>(regs: &'a Regs, op: &Op, i: usize) -> Mask {
+    fn view(regs: &Regs, op: &Op, i: usize) -> Mask {
         predicate(regs, op, i)
     }
     #[inline(always)]
@@ -306,7 +332,7 @@ macro_rules! arity {
             fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
                 let mut cells = O::empty();
                 $(let $v = $T::view(regs, op, $i);)*
-                for lane in 0..LANES {
+                for lane in 0..lanes() {
                     O::put(&mut cells, lane, (self.0)($($T::at($v, lane)),*));
                 }
                 O::store(regs, op, &cells, mask);
@@ -326,14 +352,19 @@ macro_rules! arity {
                 let mut cells = O::empty();
                 let imm = op.imm;
                 $(let $v = $T::view(regs, op, $i);)*
-                for lane in 0..LANES {
+                for lane in 0..lanes() {
                     O::put(&mut cells, lane, (self.0)(imm, $($T::at($v, lane)),*));
                 }
                 O::store(regs, op, &cells, mask);
                 Ok(())
             }
         }
-        impl Isa {
+        arity!(in Isa, $map, $map_imm, $Map, $MapImm, $n, $($T $v $i),*);
+        arity!(in Once, $map, $map_imm, $Map, $MapImm, $n, $($T $v $i),*);
+    };
+    (in $Isa:ident, $map:ident, $map_imm:ident, $Map:ident, $MapImm:ident, $n:literal, $($T:ident $v:ident $i:tt),*) => {
+        #[allow(dead_code, reason = "made for every number of sources")]
+        impl $Isa {
             #[doc = concat!("A function of ", $n, " sources in every lane.")]
             pub(crate) fn $map<O: Out, $($T: Lane,)* F>(self, f: F) -> Form
             where

@@ -2,16 +2,17 @@
 
 use super::lanes::{Body, Outcome, by_type, set_row, simple};
 use super::parse::{Parse, bits_of, file_of};
-use crate::exec::regs::{File, Form, LANES, Literal, Mask, Op, Regs, Source};
+use crate::exec::regs::{File, Form, LANES, Literal, Mask, Op, Regs, Source, Sync, Taint};
 use crate::ptx::ast::{Operand, Type};
 use crate::stats::Class;
 
 pub(crate) fn form(p: &mut Parse<'_>) -> Result<Form, String> {
     let form = match p.opcode() {
-        "mov" => mov(p),
-        _ => Err(p.unknown()),
-    }?;
-    Ok(Form { class: Class::Move, ..form })
+        "mov" => Form { class: Class::Move, ..mov(p)? },
+        "movmatrix" => movmatrix(p)?,
+        _ => return Err(p.unknown()),
+    };
+    Ok(form)
 }
 
 /// `d = {a, b, …}`, the first one lowest. `imm` is the bits of one.
@@ -104,4 +105,36 @@ fn mov(p: &mut Parse<'_>) -> Result<Form, String> {
             B32 | U32 | S32 | F16x2 | BF16x2: u32, B64 | U64 | S64: u64, F32: f32, F64: f64],
         T => isa.map1(|a: T| a))
     .ok_or_else(|| p.unknown())
+}
+
+/// Transposes an 8 x 8 matrix of 16-bit elements: lane 4g + t holds row g, columns 2t and 2t + 1.
+#[derive(Clone, Copy)]
+struct Transpose;
+
+impl Body for Transpose {
+    #[inline(always)]
+    fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
+        let row = &regs.narrow[op.s[0] as usize];
+        let element = |r: usize, c: usize| row[(4 * r + c / 2) % LANES] >> (16 * (c % 2)) & 0xffff;
+        let out = std::array::from_fn(|lane| {
+            let (g, t) = (lane / 4, lane % 4);
+            element(2 * t, g) | element(2 * t + 1, g) << 16
+        });
+        set_row(&mut regs.narrow[op.d[0] as usize], &out, mask);
+        Ok(())
+    }
+}
+
+fn movmatrix(p: &mut Parse<'_>) -> Result<Form, String> {
+    if !["sync", "aligned", "m8n8", "trans"].into_iter().all(|m| p.take(m)) || p.ty()? != Type::B16 {
+        return Err(p.unknown());
+    }
+    let source = Source { file: File::Narrow, literal: Literal::Bits };
+    Ok(Form {
+        class: Class::MatrixMove,
+        taint: Taint::All,
+        aligned: true,
+        sync: Sync::Warp,
+        ..simple(p.isa.op(Transpose), vec![File::Narrow], vec![source])
+    })
 }

@@ -1,6 +1,6 @@
 //! An instruction's modifiers and operands.
 
-use super::lanes::{Isa, NEGATED};
+use super::lanes::{Isa, NEGATED, Once};
 use crate::exec::regs::{File, Form};
 use crate::options::Options;
 use crate::ptx::ast::{Function, Instruction, Operand, Type};
@@ -18,6 +18,8 @@ pub(crate) struct Parse<'a> {
     pub(crate) options: &'a Options,
     /// Instruction set to compile for.
     pub(crate) isa: Isa,
+    /// For operations that are not worth compiling twice.
+    pub(crate) once: Once,
 }
 
 impl<'a> Parse<'a> {
@@ -28,7 +30,7 @@ impl<'a> Parse<'a> {
         options: &'a Options,
     ) -> Self {
         let left = instruction.modifiers.iter().map(|m| &**m).collect();
-        Self { instruction, function, left, cc, options, isa: Isa::new(options) }
+        Self { instruction, function, left, cc, options, isa: Isa::new(options), once: Once }
     }
 
     /// `add` of `add.s32`.
@@ -159,6 +161,11 @@ impl<'a> Parse<'a> {
         }
         Ok(form)
     }
+}
+
+/// A bit of a form's constants, if it is wanted.
+pub(crate) fn flag(on: bool, bit: u64) -> u64 {
+    if on { bit } else { 0 }
 }
 
 /// Operands in order, those of vectors and pairs among them.

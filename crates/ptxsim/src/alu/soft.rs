@@ -69,6 +69,8 @@ impl Format {
 pub(crate) const F64: Format = Format::ieee(11, 52, 0x7fff_ffff_ffff_ffff);
 pub(crate) const F32: Format = Format::ieee(8, 23, 0x7fff_ffff);
 pub(crate) const F16: Format = Format::ieee(5, 10, 0x7fff);
+/// Without the 13 low bits that its register has.
+pub(crate) const TF32: Format = Format::ieee(8, 10, 0x3_ffff);
 pub(crate) const BF16: Format = Format::ieee(8, 7, 0x7fff);
 
 /// A finite number: `(-1)^negative * mantissa * 2^exponent`, and a little more in magnitude if `sticky` (less than one

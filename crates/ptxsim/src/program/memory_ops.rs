@@ -132,7 +132,7 @@ impl Decoder<'_> {
     }
 
     fn strong(i: &Instruction) -> bool {
-        ["volatile", "relaxed", "acquire", "release", "mmio"].iter().any(|m| i.has(m))
+        ["relaxed", "acquire", "release", "mmio"].iter().any(|m| i.has(m))
     }
 
     fn element(i: &Instruction) -> Result<(Type, u32), String> {

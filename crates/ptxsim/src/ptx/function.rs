@@ -401,19 +401,19 @@ impl<'a> Parser<'a> {
     /// Labels of a whole body are known: names that were not yet.
     fn resolve(&mut self, body: &mut Body<'a>) {
         for Forward { name, instruction, scope, token } in std::mem::take(&mut body.forward) {
-            let Some(instruction_) = body.function.body.get_mut(instruction) else { continue };
-            match body.scopes.label(name, scope) {
-                Some(Label::Code(index)) => {
-                    instruction_.operands.iter_mut().for_each(|o| put(o, name, &Operand::Label(*index)));
-                }
-                Some(Label::Table(unique)) => {
-                    let table = Operand::Symbol(unique.clone(), 0);
-                    instruction_.operands.iter_mut().for_each(|o| put(o, name, &table));
-                }
+            let Some(used) = body.function.body.get_mut(instruction) else { continue };
+            let meant = match body.scopes.label(name, scope) {
+                Some(Label::Code(index)) => Operand::Label(*index),
+                Some(Label::Table(unique)) => Operand::Symbol(unique.clone(), 0),
                 None => {
                     let place = Some((self.module.functions.len(), instruction));
                     self.open.push(OpenName { name, place, token });
+                    continue;
                 }
+            };
+            if !put(&mut used.operands, name, &meant) {
+                let error = self.error(token, format!("`{name}` is a label, which cannot stand here"));
+                self.report(error);
             }
         }
         for Targets { index, scope, labels } in std::mem::take(&mut body.targets) {
@@ -430,13 +430,16 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Replaces a name that turned out to be a label.
-fn put(operand: &mut Operand, name: &str, with: &Operand) {
-    match operand {
-        Operand::Symbol(symbol, 0) if symbol == name => *operand = with.clone(),
-        Operand::List(operands) => operands.iter_mut().for_each(|o| put(o, name, with)),
-        _ => {}
-    }
+/// Replaces one use of a name that turned out to be a label; false if there is none where a label may stand.
+fn put(operands: &mut [Operand], name: &str, with: &Operand) -> bool {
+    operands.iter_mut().any(|operand| match operand {
+        Operand::Symbol(symbol, 0) if symbol == name => {
+            *operand = with.clone();
+            true
+        }
+        Operand::List(inner) => put(inner, name, with),
+        _ => false,
+    })
 }
 
 /// `(returned), function, (arguments), prototype`, with empty lists for what is left out.

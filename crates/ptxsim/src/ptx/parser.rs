@@ -1,6 +1,6 @@
 //! The parser's state, and module scope.
 
-use super::ast::{Function, Module, Operand, Space, Target, Type, Variant};
+use super::ast::{Base, Function, Module, Operand, Space, Target, Type, Variant};
 use super::error::{ParseError, ParseErrors};
 use super::lexer::{Kind, Token, tokenize};
 use std::collections::{HashMap, HashSet};
@@ -489,12 +489,28 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Replaces a function's name in an operand. Names of functions stand alone or in a list, never deeper.
+/// Replaces a function's name in an operand.
 fn rename(operand: &mut Operand, from: &str, to: &str) {
+    let in_base = |base: &mut Base| {
+        if let Base::Symbol(name) = base
+            && name == from
+        {
+            *name = to.to_string();
+        }
+    };
     match operand {
         Operand::Symbol(name, _) if name == from => *name = to.to_string(),
         Operand::List(operands) | Operand::Vector(operands) => {
             operands.iter_mut().for_each(|o| rename(o, from, to));
+        }
+        Operand::Pair(a, b) => {
+            rename(a, from, to);
+            rename(b, from, to);
+        }
+        Operand::Address(address) => in_base(&mut address.base),
+        Operand::Tensor(address, groups) => {
+            in_base(&mut address.base);
+            groups.iter_mut().flatten().for_each(|o| rename(o, from, to));
         }
         _ => {}
     }

@@ -362,6 +362,8 @@ fn mistakes_say_where_and_what() {
         ("mov.b32 %r1, 0x;", "not a 64-bit integer"),
         ("call %r1, %r2, %r2;", "`call` takes"),
         ("ts: .branchtargets q;", "no label"),
+        ("ld.u32 %r1, [l]; l: ret;", "`l` is a label, which cannot stand here"),
+        ("mov.v2.u32 {%r1, l}, %r2; l: ret;", "`l` is a label, which cannot stand here"),
         (".nonsense 5;", "directive of a function's body"),
         ("tex.2d.v4.f32.f32 {%r1}, [map, {%r2}];", "`map` is no register"),
     ] {

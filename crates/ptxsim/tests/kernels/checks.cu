@@ -3,6 +3,14 @@
 
 __device__ unsigned shared_address(const void* p) { return (unsigned)__cvta_generic_to_shared(p); }
 
+// A read of shared memory that the compiler neither moves nor leaves out. (A volatile one would be a strong access,
+// which is no data race.)
+__device__ int load(const int* p) {
+    int value;
+    asm volatile("ld.shared.s32 %0, [%1];" : "=r"(value) : "r"(shared_address(p)) : "memory");
+    return value;
+}
+
 // Out of bounds, use after free, misaligned ------------------------------------------------------------------------
 
 // out[i] = x[i]: x and out of n. 64 threads; the bad one also reads x[n].
@@ -63,14 +71,14 @@ extern "C" __global__ void bad_uninitialized_shared(int* out) {
     __shared__ int words[32];
     if (threadIdx.x < 16) words[threadIdx.x] = threadIdx.x;
     __syncthreads();
-    out[threadIdx.x] = ((volatile int*)words)[threadIdx.x];
+    out[threadIdx.x] = load(&words[threadIdx.x]);
 }
 
 extern "C" __global__ void good_uninitialized_shared(int* out) {
     __shared__ int words[32];
     if (threadIdx.x < 16) words[threadIdx.x] = threadIdx.x;
     __syncthreads();
-    if (threadIdx.x < 16) out[threadIdx.x] = ((volatile int*)words)[threadIdx.x];
+    if (threadIdx.x < 16) out[threadIdx.x] = load(&words[threadIdx.x]);
 }
 
 // Reads never-written words too, but uses only the written ones: wrong when every read counts, right when uses do.
@@ -79,7 +87,7 @@ extern "C" __global__ void masked_uninitialized_shared(int* out) {
     __shared__ int words[32];
     if (threadIdx.x < 16) words[threadIdx.x] = threadIdx.x;
     __syncthreads();
-    int value = ((volatile int*)words)[threadIdx.x];
+    int value = load(&words[threadIdx.x]);
     out[threadIdx.x] = threadIdx.x < 16 ? value : -1;
 }
 
@@ -87,37 +95,41 @@ extern "C" __global__ void masked_uninitialized_shared(int* out) {
 
 // out[t] = 63 - t through shared memory: between the two warps nothing orders write and read. 64 threads.
 extern "C" __global__ void bad_missing_barrier(int* out) {
-    __shared__ volatile int words[64];
+    __shared__ int words[64];
+    words[threadIdx.x] = 0;
+    __syncthreads();
     words[threadIdx.x] = threadIdx.x;
-    out[threadIdx.x] = words[63 - threadIdx.x];
+    out[threadIdx.x] = load(&words[63 - threadIdx.x]);
 }
 
 extern "C" __global__ void good_missing_barrier(int* out) {
-    __shared__ volatile int words[64];
+    __shared__ int words[64];
+    words[threadIdx.x] = 0;
+    __syncthreads();
     words[threadIdx.x] = threadIdx.x;
     __syncthreads();
-    out[threadIdx.x] = words[63 - threadIdx.x];
+    out[threadIdx.x] = load(&words[63 - threadIdx.x]);
 }
 
 // The second round overwrites what a slower warp may still read. 64 threads; out[t] = 63 - t + 1.
 extern "C" __global__ void bad_write_after_read(int* out) {
-    __shared__ volatile int words[64];
+    __shared__ int words[64];
     int sum = 0;
     for (int round = 0; round < 2; round++) {
         words[threadIdx.x] = threadIdx.x * round + 1 - round;
         __syncthreads();
-        sum += words[63 - threadIdx.x];
+        sum += load(&words[63 - threadIdx.x]);
     }
     out[threadIdx.x] = sum;
 }
 
 extern "C" __global__ void good_write_after_read(int* out) {
-    __shared__ volatile int words[64];
+    __shared__ int words[64];
     int sum = 0;
     for (int round = 0; round < 2; round++) {
         words[threadIdx.x] = threadIdx.x * round + 1 - round;
         __syncthreads();
-        sum += words[63 - threadIdx.x];
+        sum += load(&words[63 - threadIdx.x]);
         __syncthreads();
     }
     out[threadIdx.x] = sum;
@@ -125,48 +137,48 @@ extern "C" __global__ void good_write_after_read(int* out) {
 
 // One lane of the second warp writes the word that the first warp reads. 64 threads; out[t] = 1 or 2.
 extern "C" __global__ void bad_one_lane(int* out) {
-    __shared__ volatile int words[2];
+    __shared__ int words[2];
     if (threadIdx.x == 0) words[0] = 1, words[1] = 2;
     __syncthreads();
     if (threadIdx.x == 40) words[0] = 2;
-    out[threadIdx.x] = words[threadIdx.x / 32];
+    out[threadIdx.x] = load(&words[threadIdx.x / 32]);
 }
 
 extern "C" __global__ void good_one_lane(int* out) {
-    __shared__ volatile int words[2];
+    __shared__ int words[2];
     if (threadIdx.x == 0) words[0] = 1, words[1] = 2;
     __syncthreads();
     if (threadIdx.x == 40) words[1] = 2;
-    out[threadIdx.x] = threadIdx.x < 32 ? words[0] : 2;
+    out[threadIdx.x] = threadIdx.x < 32 ? load(&words[0]) : 2;
 }
 
 // out[t] = 31 - t between the lanes of one warp, without and with a warp-level barrier. 32 threads.
 extern "C" __global__ void bad_warp_race(int* out) {
-    __shared__ volatile int words[32];
+    __shared__ int words[32];
     words[threadIdx.x] = threadIdx.x;
-    out[threadIdx.x] = words[31 - threadIdx.x];
+    out[threadIdx.x] = load(&words[31 - threadIdx.x]);
 }
 
 extern "C" __global__ void good_warp_race(int* out) {
-    __shared__ volatile int words[32];
+    __shared__ int words[32];
     words[threadIdx.x] = threadIdx.x;
     __syncwarp();
-    out[threadIdx.x] = words[31 - threadIdx.x];
+    out[threadIdx.x] = load(&words[31 - threadIdx.x]);
 }
 
 // Two lanes of one instruction store different values into one word. 32 threads; the twin lets one lane store.
 extern "C" __global__ void bad_same_word(int* out) {
-    __shared__ volatile int word;
+    __shared__ int word;
     word = threadIdx.x;
     __syncwarp();
-    out[threadIdx.x] = word;
+    out[threadIdx.x] = load(&word);
 }
 
 extern "C" __global__ void good_same_word(int* out) {
-    __shared__ volatile int word;
+    __shared__ int word;
     if (threadIdx.x == 31) word = threadIdx.x;
     __syncwarp();
-    out[threadIdx.x] = word;
+    out[threadIdx.x] = load(&word);
 }
 
 // All threads count by atomics: no race. 64 threads; out[t] = 64.
@@ -190,7 +202,7 @@ extern "C" __global__ void bad_missing_wait(const int* x, int* out) {
     __shared__ int words[32];
     copy4(&words[threadIdx.x], &x[threadIdx.x]);
     asm volatile("cp.async.commit_group;" ::: "memory");
-    out[threadIdx.x] = ((volatile int*)words)[threadIdx.x];
+    out[threadIdx.x] = load(&words[threadIdx.x]);
 }
 
 extern "C" __global__ void good_missing_wait(const int* x, int* out) {
@@ -198,7 +210,7 @@ extern "C" __global__ void good_missing_wait(const int* x, int* out) {
     copy4(&words[threadIdx.x], &x[threadIdx.x]);
     asm volatile("cp.async.commit_group;" ::: "memory");
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    out[threadIdx.x] = ((volatile int*)words)[threadIdx.x];
+    out[threadIdx.x] = load(&words[threadIdx.x]);
 }
 
 // Waits for all groups but one: that is the wrong number for the second of two. out[t] = x[t] + x[32 + t]. 32 threads.
@@ -211,7 +223,7 @@ extern "C" __global__ void bad_wait_count(const int* x, int* out) {
     int sum = 0;
     for (int i = 0; i < 2; i++) {
         asm volatile("cp.async.wait_group 1;" ::: "memory");
-        sum += ((volatile int*)words[i])[threadIdx.x];
+        sum += load(&words[i][threadIdx.x]);
     }
     out[threadIdx.x] = sum;
 }
@@ -223,25 +235,29 @@ extern "C" __global__ void good_wait_count(const int* x, int* out) {
         asm volatile("cp.async.commit_group;" ::: "memory");
     }
     asm volatile("cp.async.wait_group 1;" ::: "memory");
-    int sum = ((volatile int*)words[0])[threadIdx.x];
+    int sum = load(&words[0][threadIdx.x]);
     asm volatile("cp.async.wait_group 0;" ::: "memory");
-    out[threadIdx.x] = sum + ((volatile int*)words[1])[threadIdx.x];
+    out[threadIdx.x] = sum + load(&words[1][threadIdx.x]);
 }
 
 // The wait orders a thread's own copies only: other threads need a barrier after it. out[t] = x[63 - t]. 64 threads.
 extern "C" __global__ void bad_wait_without_barrier(const int* x, int* out) {
     __shared__ int words[64];
+    words[threadIdx.x] = 0;
+    __syncthreads();
     copy4(&words[threadIdx.x], &x[threadIdx.x]);
     asm volatile("cp.async.wait_all;" ::: "memory");
-    out[threadIdx.x] = ((volatile int*)words)[63 - threadIdx.x];
+    out[threadIdx.x] = load(&words[63 - threadIdx.x]);
 }
 
 extern "C" __global__ void good_wait_without_barrier(const int* x, int* out) {
     __shared__ int words[64];
+    words[threadIdx.x] = 0;
+    __syncthreads();
     copy4(&words[threadIdx.x], &x[threadIdx.x]);
     asm volatile("cp.async.wait_all;" ::: "memory");
     __syncthreads();
-    out[threadIdx.x] = ((volatile int*)words)[63 - threadIdx.x];
+    out[threadIdx.x] = load(&words[63 - threadIdx.x]);
 }
 
 // Barriers, shuffles, loops --------------------------------------------------------------------------------------------

@@ -4,7 +4,14 @@
 //! An instruction is given as text with letters for registers: `h` 16 bits, `r` 32, `d` 64, `p` a predicate, each
 //! occurrence a register of its own.
 
+mod converts;
+mod floats;
+mod golden;
 mod integers;
+mod lanes;
+mod matrices;
+mod model;
+mod others;
 
 use super::form;
 use crate::exec::regs::{File, Form, LANES, Literal, Mask, Op, Regs, Trouble};

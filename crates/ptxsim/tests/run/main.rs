@@ -1,0 +1,8 @@
+//! Runs the kernels of `tests/kernels`, as nvcc compiled them for several architectures.
+
+mod basic;
+mod checks;
+mod counters;
+mod hopper;
+mod matrix;
+mod support;
