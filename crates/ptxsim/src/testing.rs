@@ -247,18 +247,21 @@ impl Simulator {
     /// # Errors
     /// If there is no such card.
     pub fn cards(&self, ccs: &[u32]) -> Result<(), String> {
-        self.reset();
         let list = ccs.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
-        let list = CString::new(list).map_err(|e| e.to_string())?;
+        self.set_cards(&CString::new(list).map_err(|e| e.to_string())?)
+    }
+
+    fn set_cards(&self, list: &CStr) -> Result<(), String> {
+        self.reset();
         let set = self.function::<extern "C" fn(*const c_char, *const c_char) -> i32>(c"ptxsim_set_option");
         match set(c"cc".as_ptr(), list.as_ptr()) {
             0 => Ok(()),
-            code => Err(format!("cards {ccs:?}: the simulator answered {code}")),
+            code => Err(format!("cards {list:?}: the simulator answered {code}")),
         }
     }
 
     /// Keeps out other holders, for tests that provoke faults or change the process's options or cards. When it goes,
-    /// contexts are ended and options are the default again.
+    /// contexts are ended, and cards and options are the default again.
     pub fn exclusive(&self) -> Exclusive {
         static LOCK: Mutex<()> = Mutex::new(());
         let guard = LOCK.lock().unwrap_or_else(PoisonError::into_inner);
@@ -275,7 +278,8 @@ pub struct Exclusive {
 
 impl Drop for Exclusive {
     fn drop(&mut self) {
-        self.simulator.reset();
+        // The default is always known.
+        let _ = self.simulator.set_cards(c"default");
         self.simulator.set_options_in(None, 0);
         self.simulator.set_options_in(None, 1);
     }

@@ -51,10 +51,15 @@ fn cards(list: &str) -> Outcome<Vec<&'static Card>> {
         .collect()
 }
 
-/// Sets an option, or the cards.
+/// Sets an option, or the cards (`cc`; `default` are those that the process started with).
 fn set(state: &mut State, name: &str, value: &str) -> Outcome {
     if name == "cc" {
-        let cards = cards(value)?;
+        let cards = match value {
+            "default" => {
+                std::env::var("PTXSIM_CC").ok().and_then(|cc| cards(&cc).ok()).unwrap_or(vec![&CARDS[0]])
+            }
+            list => cards(list)?,
+        };
         if !state.contexts.is_empty() {
             return fail(
                 Code::PrimaryContextActive,
@@ -162,7 +167,8 @@ api! {
         if scope == 0 {
             THREAD_OPTIONS.set(options);
         } else {
-            driver().lock().options = options.unwrap_or_default();
+            let mut guard = driver().lock();
+            guard.options = options.unwrap_or(guard.first_options);
         }
         Ok(())
     }

@@ -106,6 +106,8 @@ pub(crate) struct State {
     pub(crate) next_op: OpId,
     pub(crate) shuffle: u64,
     pub(crate) options: Options,
+    /// The options that the process started with.
+    pub(crate) first_options: Options,
     pub(crate) stats: VecDeque<(ThreadId, Stats)>,
     pub(crate) faults: VecDeque<(ThreadId, Fault)>,
     /// Texts handed out by the extras, until they are given back.
@@ -189,6 +191,7 @@ impl State {
             next_op: 1,
             shuffle: 0,
             options: Options::default(),
+            first_options: Options::default(),
             stats: VecDeque::new(),
             faults: VecDeque::new(),
             texts: HashMap::new(),
@@ -196,6 +199,7 @@ impl State {
         };
         state.set_cards(&[&crate::card::CARDS[0]]);
         super::extras::from_environment(&mut state);
+        state.first_options = state.options;
         state
     }
 
