@@ -138,14 +138,16 @@ fn register_bits(p: &Parse<'_>, i: usize, ty: Type) -> Result<u32, String> {
 /// Sign- or zero-extends the low `bits` of a number. No branches: all but `x` is the same in all lanes.
 #[inline(always)]
 fn extend(x: u64, bits: u64, signed: bool) -> u64 {
-    let sign = u64::from(signed) << (bits - 1);
-    ((x & u64::MAX >> (64 - bits)) ^ sign).wrapping_sub(sign)
+    let bits = bits as u32;
+    let sign = u64::from(signed).wrapping_shl(bits.wrapping_sub(1));
+    ((x & u64::MAX.wrapping_shr(64u32.wrapping_sub(bits))) ^ sign).wrapping_sub(sign)
 }
 
 #[inline(always)]
 fn extend32(x: u32, bits: u64, signed: bool) -> u32 {
-    let sign = u32::from(signed) << (bits - 1);
-    ((x & u32::MAX >> (32 - bits)) ^ sign).wrapping_sub(sign)
+    let bits = bits as u32;
+    let sign = u32::from(signed).wrapping_shl(bits.wrapping_sub(1));
+    ((x & u32::MAX.wrapping_shr(32u32.wrapping_sub(bits))) ^ sign).wrapping_sub(sign)
 }
 
 #[inline(always)]
