@@ -290,7 +290,7 @@ fn set(p: &mut Parse<'_>) -> Result<Form, String> {
         || op.unsigned && !is_unsigned
         || bits_only && op != EQ && op != NE
         || ftz && !float
-        || ftz && ty == Type::F64
+        || ftz && matches!(ty, Type::F64 | Type::BF16 | Type::BF16x2)
     {
         return Err(p.unknown());
     }

@@ -135,31 +135,38 @@ fn register_bits(p: &Parse<'_>, i: usize, ty: Type) -> Result<u32, String> {
     Ok(bits)
 }
 
-/// Sign- or zero-extends the low `bits` of a 64-bit number.
+/// Sign- or zero-extends the low `bits` of a number. No branches: all but `x` is the same in all lanes.
 #[inline(always)]
 fn extend(x: u64, bits: u64, signed: bool) -> u64 {
-    let up = 64 - bits;
-    if signed { ((x << up) as i64 >> up) as u64 } else { x << up >> up }
+    let bits = bits as u32;
+    let sign = u64::from(signed).wrapping_shl(bits.wrapping_sub(1));
+    ((x & u64::MAX.wrapping_shr(64u32.wrapping_sub(bits))) ^ sign).wrapping_sub(sign)
 }
 
 #[inline(always)]
 fn extend32(x: u32, bits: u64, signed: bool) -> u32 {
-    let up = 32 - bits as u32;
-    if signed { ((x << up) as i32 >> up) as u32 } else { x << up >> up }
+    let bits = bits as u32;
+    let sign = u32::from(signed).wrapping_shl(bits.wrapping_sub(1));
+    ((x & u32::MAX.wrapping_shr(32u32.wrapping_sub(bits))) ^ sign).wrapping_sub(sign)
 }
 
+#[inline(always)]
 fn to_bits(m: u64) -> u64 {
     m >> TO & 0x7f
 }
+#[inline(always)]
 fn to_signed(m: u64) -> bool {
     m >> (TO + 7) & 1 != 0
 }
+#[inline(always)]
 fn to_register(m: u64) -> u64 {
     m >> (TO + 8) & 0x7f
 }
+#[inline(always)]
 fn from_bits(m: u64) -> u64 {
     m >> FROM & 0x7f
 }
+#[inline(always)]
 fn from_signed(m: u64) -> bool {
     m >> (FROM + 7) & 1 != 0
 }
@@ -419,11 +426,13 @@ fn float_to_float(p: &Parse<'_>, to: Type, from: Type, asked: Asked) -> Result<F
     let isa = p.isa;
     let mixed = matches!((to, from), (Type::F16, Type::BF16) | (Type::BF16, Type::F16));
     let loses = precision(to) < precision(from) || mixed;
-    // Rounding to an integer keeps the type; other rounding is there exactly where something may be lost.
+    // Rounding to an integer keeps the type; other rounding is there where something may be lost, and may be there
+    // (with no effect) or be missing (to nearest) where bf16 is involved.
+    let brain = to == Type::BF16 || from == Type::BF16;
     let right = match (asked.mode, asked.integral) {
-        (None, _) => !loses,
+        (None, _) => !loses || mixed,
         (Some(_), true) => to == from,
-        (Some(_), false) => to != from,
+        (Some(_), false) => to != from && (loses || brain),
     };
     if !right {
         return Err(format!("{}: the rounding mode does not fit the types", p.unknown()));

@@ -4,7 +4,7 @@
 //! that rounding it once more gives the correctly rounded result.
 
 use super::float32::{canonical, choose, extremum, extremum_flags};
-use super::lanes::{BF16, F16, Isa};
+use super::lanes::{BF16, F16};
 use super::parse::{Parse, flag};
 use crate::exec::regs::Form;
 use crate::ptx::ast::Type;
@@ -221,43 +221,44 @@ pub(crate) fn pair1(a: u32, f: impl Fn(u16) -> u16) -> u32 {
 }
 
 #[inline(always)]
-fn pair2(a: u32, b: u32, f: impl Fn(u16, u16) -> u16) -> u32 {
-    u32::from(f(a as u16, b as u16)) | u32::from(f((a >> 16) as u16, (b >> 16) as u16)) << 16
+fn join(low: u16, high: u16) -> u32 {
+    u32::from(low) | u32::from(high) << 16
 }
 
+/// The upper half.
 #[inline(always)]
-fn pair3(a: u32, b: u32, c: u32, f: impl Fn(u16, u16, u16) -> u16) -> u32 {
-    u32::from(f(a as u16, b as u16, c as u16))
-        | u32::from(f((a >> 16) as u16, (b >> 16) as u16, (c >> 16) as u16)) << 16
+fn high(x: u32) -> u16 {
+    (x >> 16) as u16
 }
 
-/// The function of one half, for the four types.
-macro_rules! unary {
-    ($isa:expr, $ty:expr, $m:expr, $f:ident) => {
+/// The function of one half, for the four types. The lane functions are `fn`s, for a closure of this size would not
+/// be inlined into the loop over lanes.
+macro_rules! of_halves {
+    ($map:ident, $isa:expr, $ty:expr, $m:expr, $f:ident, $($a:ident),+) => {{
+        #[inline(always)]
+        fn one<H: Half>(m: u64, $($a: u16),+) -> u16 {
+            $f::<H>(m, $($a),+)
+        }
+        #[inline(always)]
+        fn f16(m: u64, $($a: F16),+) -> F16 {
+            F16(one::<Binary16>(m, $($a.0),+))
+        }
+        #[inline(always)]
+        fn bf16(m: u64, $($a: BF16),+) -> BF16 {
+            BF16(one::<Brain16>(m, $($a.0),+))
+        }
+        #[inline(always)]
+        fn two<H: Half>(m: u64, $($a: u32),+) -> u32 {
+            join(one::<H>(m, $($a as u16),+), one::<H>(m, $(high($a)),+))
+        }
         match $ty {
-            Type::F16 => Some($isa.map1_imm($m, |m, a: F16| F16($f::<Binary16>(m, a.0)))),
-            Type::BF16 => Some($isa.map1_imm($m, |m, a: BF16| BF16($f::<Brain16>(m, a.0)))),
-            Type::F16x2 => Some($isa.map1_imm($m, |m, a: u32| pair1(a, |a| $f::<Binary16>(m, a)))),
-            Type::BF16x2 => Some($isa.map1_imm($m, |m, a: u32| pair1(a, |a| $f::<Brain16>(m, a)))),
+            Type::F16 => Some($isa.$map($m, f16)),
+            Type::BF16 => Some($isa.$map($m, bf16)),
+            Type::F16x2 => Some($isa.$map($m, two::<Binary16>)),
+            Type::BF16x2 => Some($isa.$map($m, two::<Brain16>)),
             _ => None,
         }
-    };
-}
-
-macro_rules! binary {
-    ($isa:expr, $ty:expr, $m:expr, $f:ident) => {
-        match $ty {
-            Type::F16 => Some($isa.map2_imm($m, |m, a: F16, b: F16| F16($f::<Binary16>(m, a.0, b.0)))),
-            Type::BF16 => Some($isa.map2_imm($m, |m, a: BF16, b: BF16| BF16($f::<Brain16>(m, a.0, b.0)))),
-            Type::F16x2 => {
-                Some($isa.map2_imm($m, |m, a: u32, b: u32| pair2(a, b, |a, b| $f::<Binary16>(m, a, b))))
-            }
-            Type::BF16x2 => {
-                Some($isa.map2_imm($m, |m, a: u32, b: u32| pair2(a, b, |a, b| $f::<Brain16>(m, a, b))))
-            }
-            _ => None,
-        }
-    };
+    }};
 }
 
 pub(crate) fn form(p: &mut Parse<'_>) -> Result<Form, String> {
@@ -287,37 +288,12 @@ fn arithmetic(p: &mut Parse<'_>) -> Result<Form, String> {
     }
     let m = flag(ftz, FTZ) | flag(sat, SAT) | flag(relu, RELU);
     match opcode {
-        "add" => binary!(isa, ty, m, add),
-        "sub" => binary!(isa, ty, m, sub),
-        "mul" => binary!(isa, ty, m, mul),
-        _ => fused(isa, ty, m),
+        "add" => of_halves!(map2_imm, isa, ty, m, add, a, b),
+        "sub" => of_halves!(map2_imm, isa, ty, m, sub, a, b),
+        "mul" => of_halves!(map2_imm, isa, ty, m, mul, a, b),
+        _ => of_halves!(map3_imm, isa, ty, m, fma, a, b, c),
     }
     .ok_or_else(|| p.unknown())
-}
-
-fn fused(isa: Isa, ty: Type, m: u64) -> Option<Form> {
-    match ty {
-        Type::F16 => {
-            Some(isa.map3_imm(m, |m, a: F16, b: F16, c: F16| F16(fma::<Binary16>(m, a.0, b.0, c.0))))
-        }
-        Type::BF16 => {
-            Some(isa.map3_imm(m, |m, a: BF16, b: BF16, c: BF16| BF16(fma::<Brain16>(m, a.0, b.0, c.0))))
-        }
-        Type::F16x2 if m == 0 => {
-            Some(isa.map3(|a: u32, b: u32, c: u32| pair3(a, b, c, |a, b, c| fma::<Binary16>(0, a, b, c))))
-        }
-        Type::F16x2 => {
-            Some(isa.map3_imm(m, |m, a: u32, b: u32, c: u32| {
-                pair3(a, b, c, |a, b, c| fma::<Binary16>(m, a, b, c))
-            }))
-        }
-        Type::BF16x2 => {
-            Some(isa.map3_imm(m, |m, a: u32, b: u32, c: u32| {
-                pair3(a, b, c, |a, b, c| fma::<Brain16>(m, a, b, c))
-            }))
-        }
-        _ => None,
-    }
 }
 
 fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
@@ -327,7 +303,7 @@ fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
     if matches!(ty, Type::BF16 | Type::BF16x2) && m & extremum::FTZ != 0 {
         return Err(p.unknown());
     }
-    binary!(isa, ty, m, extreme).ok_or_else(|| p.unknown())
+    of_halves!(map2_imm, isa, ty, m, extreme, a, b).ok_or_else(|| p.unknown())
 }
 
 fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {
@@ -338,8 +314,8 @@ fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {
         return Err(p.unknown());
     }
     match p.opcode() {
-        "abs" => unary!(isa, ty, m, absolute),
-        _ => unary!(isa, ty, m, negated),
+        "abs" => of_halves!(map1_imm, isa, ty, m, absolute, a),
+        _ => of_halves!(map1_imm, isa, ty, m, negated, a),
     }
     .ok_or_else(|| p.unknown())
 }
@@ -361,7 +337,7 @@ fn special(p: &mut Parse<'_>) -> Result<Form, String> {
         if brain {
             p.need(90)?;
         }
-        return unary!(isa, ty, m, power_of_two).ok_or_else(|| p.unknown());
+        return of_halves!(map1_imm, isa, ty, m, power_of_two, a).ok_or_else(|| p.unknown());
     }
     if ftz {
         return Err(p.unknown());
@@ -369,5 +345,5 @@ fn special(p: &mut Parse<'_>) -> Result<Form, String> {
     if brain {
         p.need(90)?;
     }
-    unary!(isa, ty, m, tangent).ok_or_else(|| p.unknown())
+    of_halves!(map1_imm, isa, ty, m, tangent, a).ok_or_else(|| p.unknown())
 }

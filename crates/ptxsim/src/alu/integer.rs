@@ -361,7 +361,7 @@ fn half(x: u32, i: u32, signed: bool) -> i32 {
 
 #[inline(always)]
 fn dot4(a: u32, b: u32, c: u32, sa: bool, sb: bool) -> u32 {
-    (0..4).fold(c, |d, i| d.wrapping_add((byte(a, i, sa) * byte(b, i, sb)) as u32))
+    (0..4).fold(c, |d, i| d.wrapping_add(byte(a, i, sa).wrapping_mul(byte(b, i, sb)) as u32))
 }
 
 #[inline(always)]

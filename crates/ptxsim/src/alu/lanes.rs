@@ -130,11 +130,11 @@ fn blend<T: Copy>(row: &mut [T; LANES], value: &[T; LANES], mask: Mask) {
     }
 }
 
-/// All lanes, but the compiler cannot see how many they are: it makes a vector loop, which is short, and does not write
-/// the loop out 32 times, which takes it minutes over all operations.
+/// All lanes, but the compiler sees only that they are 0 or 32: it makes one vector loop, without a rest, and does not
+/// write the loop out 32 times, which over all operations takes it minutes.
 #[inline(always)]
 pub(crate) fn lanes() -> usize {
-    std::hint::black_box(LANES).min(LANES)
+    (std::hint::black_box(1) & 1) * LANES
 }
 
 /// 32 bytes that are 0 or 1, as a mask.

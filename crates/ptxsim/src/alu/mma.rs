@@ -251,7 +251,8 @@ impl<const M: usize, const K: usize, const PER: usize> Body for Integer<M, K, PE
         for i in 0..M {
             for k in 0..K {
                 for n in 0..8 {
-                    sums[i][n] += a[i][k] * b[k][n];
+                    // They cannot overflow; wrapping, the loop is a vector loop in builds that check.
+                    sums[i][n] = sums[i][n].wrapping_add(a[i][k].wrapping_mul(b[k][n]));
                 }
             }
         }

@@ -229,6 +229,16 @@ fn check_with(
     model: impl Fn(&[u64]) -> Vec<u64>,
     same: impl Fn(usize, u64, u64) -> bool,
 ) {
+    compare(text, tuples, &model, &same);
+}
+
+/// One copy of it for all models, for the sake of build time.
+fn compare(
+    text: &str,
+    tuples: &[Vec<u64>],
+    model: &dyn Fn(&[u64]) -> Vec<u64>,
+    same: &dyn Fn(usize, u64, u64) -> bool,
+) {
     assert!(!tuples.is_empty());
     let expected: Vec<_> = tuples.iter().map(|t| model(t)).collect();
     for options in isas() {
