@@ -73,6 +73,14 @@ impl Allocation {
         }
     }
 
+    /// Memory of the driver's own for a launch, zero, below all others.
+    pub(crate) fn workspace(bytes: u64) -> Self {
+        let base = GLOBAL_BASE - (bytes + GAP).next_multiple_of(ALIGN);
+        let a = Self::new(base, bytes, Some("the grid's workspace".into()), false);
+        a.write(0, &vec![0; bytes as usize]);
+        a
+    }
+
     /// First address.
     pub fn base(&self) -> u64 {
         self.base

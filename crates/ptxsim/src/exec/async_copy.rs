@@ -33,8 +33,6 @@ pub(super) struct Copies {
     pub open: Vec<Copy>,
     /// Oldest first.
     pub groups: std::collections::VecDeque<Group>,
-    /// Bulk copies from shared memory: open ones and groups, oldest first. They are done at once, and only checked.
-    pub bulk_open: u32,
 }
 
 impl Copies {

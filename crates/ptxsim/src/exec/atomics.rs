@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(apply(CompareSwap, Type::B32, 5, 4, 9), 5);
         assert_eq!(
             apply(Add, Type::F32, 1f32.to_bits().into(), 2f32.to_bits().into(), 0),
-            3f32.to_bits().into()
+            u64::from(3f32.to_bits())
         );
         let two = |a: f32, b: f32| {
             u64::from(f16::from_f32(b).to_bits()) << 16 | u64::from(f16::from_f32(a).to_bits())

@@ -12,7 +12,6 @@ use crate::program::Kernel;
 use crate::ptx::ast::Special;
 use crate::stats::Counts;
 use std::sync::atomic::AtomicU64;
-use std::time::Instant;
 
 /// What all blocks of a launch share.
 #[derive(Debug)]
@@ -34,8 +33,8 @@ pub(super) struct Context<'a> {
     pub warps: usize,
     /// Lane-instructions so far, by all threads.
     pub retired: &'a AtomicU64,
-    /// When the launch began.
-    pub started: Instant,
+    /// Address of a cooperative grid's workspace, 0 without.
+    pub workspace: u64,
     /// For `%gridid`.
     pub grid_id: u64,
 }
@@ -66,7 +65,7 @@ impl<'a> Context<'a> {
             cluster_size: launch.cluster.iter().product::<u32>().max(1) as usize,
             warps: threads.div_ceil(LANES),
             retired,
-            started: Instant::now(),
+            workspace: 0,
             grid_id: 1,
         }
     }
@@ -417,6 +416,9 @@ fn special_register(
         Special::LanemaskGt => u64::from(u32::MAX) & !((2u64 << lane) - 1),
         Special::DynamicSmemSize => launch.dynamic_shared.into(),
         Special::TotalSmemSize | Special::AggrSmemSize => cx.shared_bytes.into(),
+        // How cooperative groups find the workspace.
+        Special::Envreg(1) => cx.workspace >> 32,
+        Special::Envreg(2) => cx.workspace & 0xffff_ffff,
         Special::WarpSize => LANES as u64,
         _ => 0,
     }

@@ -3,12 +3,15 @@
 use super::gang::{Context, Gang};
 use crate::card::Card;
 use crate::fault::Fault;
-use crate::memory::View;
+use crate::memory::{Allocation, View};
 use crate::options::Options;
 use crate::program::Kernel;
 use crate::stats::{Counts, LineCounts, Stats};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a cooperative grid's workspace.
+const WORKSPACE: u64 = 256;
 
 /// Shape and arguments of a launch. The driver has checked them against the card's limits.
 #[derive(Debug, Clone, Default)]
@@ -41,7 +44,12 @@ pub fn launch(
     options: &Options,
 ) -> Result<Stats, Box<Fault>> {
     let retired = AtomicU64::new(0);
-    let cx = Context::new(kernel, launch, memory, card, options, &retired);
+    // Cooperative groups keep the barrier of the grid in memory that the driver gives them.
+    let workspace = launch.cooperative.then(|| Arc::new(Allocation::workspace(WORKSPACE)));
+    let view: View = workspace.iter().chain(&**memory).cloned().collect();
+    let memory = if launch.cooperative { &view } else { memory };
+    let mut cx = Context::new(kernel, launch, memory, card, options, &retired);
+    cx.workspace = workspace.map_or(0, |w| w.base());
     let blocks = launch.grid.iter().map(|g| *g as usize).product::<usize>();
     let together = if launch.cooperative { blocks } else { cx.cluster_size };
     let gangs = blocks.div_ceil(together.max(1));

@@ -375,7 +375,7 @@ impl Gang {
                     set_taint(warp, *to, 0, run);
                     pc += 1;
                 }
-                What::Nothing | What::Checked | What::BulkCommit | What::BulkWait { .. } => pc += 1,
+                What::Nothing | What::Checked | What::BulkCommit | What::BulkWait => pc += 1,
             }
             forced = false;
         }

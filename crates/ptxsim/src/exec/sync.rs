@@ -8,7 +8,7 @@ use super::regs::{File, LANES, Mask};
 use super::shared::Who;
 use super::warp::{Wait, Warp, each, try_each};
 use crate::fault::FaultKind;
-use crate::program::{AsyncCopy, Barrier, Mbarrier, Reduce, Where};
+use crate::program::{AsyncCopy, Barrier, Mbarrier, Reduce};
 use crate::stats::Counts;
 
 /// Whether the split that ran goes on.
@@ -500,14 +500,7 @@ impl Gang {
             // The pending count goes up by one and down by one again.
             return Ok(());
         }
-        let arrive = Mbarrier::Arrive {
-            address,
-            space: Where::Shared,
-            state: None,
-            count: None,
-            expect: None,
-            drop: false,
-        };
+        let arrive = Mbarrier::Arrive { address, state: None, count: None, expect: None, drop: false };
         self.mbarrier(cx, warp, mask, &arrive).map(|_| ())
     }
 }

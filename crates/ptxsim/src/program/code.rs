@@ -92,10 +92,8 @@ pub(crate) enum What {
     Barrier(Box<Barrier>),
     /// `barrier.cluster`
     ClusterBarrier {
-        /// `arrive`
+        /// `arrive`, else `wait`
         arrive: bool,
-        /// `wait`
-        wait: bool,
         /// `.aligned`
         aligned: bool,
     },
@@ -131,10 +129,7 @@ pub(crate) enum What {
     /// `cp.async.bulk.commit_group`
     BulkCommit,
     /// `cp.async.bulk.wait_group`
-    BulkWait {
-        /// Groups that may stay open.
-        leave: u32,
-    },
+    BulkWait,
     /// `cvta`, `isspacep`, `mapa`, `getctarank`
     Address(Box<AddressOp>),
     /// `clock`, `globaltimer`
@@ -317,8 +312,6 @@ pub(crate) enum Reduce {
 pub(crate) struct Matrix {
     /// Address.
     pub address: AddressRow,
-    /// Shared window or generic.
-    pub space: Where,
     /// Registers: one a matrix.
     pub rows: Box<[u16]>,
     /// `.trans`
@@ -361,8 +354,6 @@ pub(crate) enum Mbarrier {
     Arrive {
         /// Address.
         address: AddressRow,
-        /// Shared window of this block or of the cluster.
-        space: Where,
         /// Wide row for the state token.
         state: Option<u16>,
         /// Narrow row, 1 if absent.
@@ -376,8 +367,6 @@ pub(crate) enum Mbarrier {
     Expect {
         /// Address.
         address: AddressRow,
-        /// Where.
-        space: Where,
         /// Narrow row.
         bytes: u16,
     },
@@ -385,8 +374,6 @@ pub(crate) enum Mbarrier {
     Complete {
         /// Address.
         address: AddressRow,
-        /// Where.
-        space: Where,
         /// Narrow row.
         bytes: u16,
     },

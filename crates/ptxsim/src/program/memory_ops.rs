@@ -352,7 +352,6 @@ impl Decoder<'_> {
         if rows.len() != n {
             return Err(format!("expected {n} registers, got {}", rows.len()));
         }
-        let space = self.space(i, i.operands.get(address))?;
         let address = self.address(i.operands.get(address))?;
         let narrow = rows.iter().map(|row| RowRef { file: File::Narrow, row: *row }).collect();
         if store {
@@ -360,7 +359,7 @@ impl Decoder<'_> {
         } else {
             self.flow.to = narrow;
         }
-        let matrix = Matrix { address, space, rows: rows.into(), transposed: i.has("trans"), store };
+        let matrix = Matrix { address, rows: rows.into(), transposed: i.has("trans"), store };
         Ok((What::Matrix(Box::new(matrix)), Class::MatrixMove))
     }
 

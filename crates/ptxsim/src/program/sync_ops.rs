@@ -20,7 +20,7 @@ impl Decoder<'_> {
                 if arrive == wait {
                     return Err("expected .arrive or .wait".into());
                 }
-                (What::ClusterBarrier { arrive, wait, aligned: i.has("aligned") }, Class::Barrier)
+                (What::ClusterBarrier { arrive, aligned: i.has("aligned") }, Class::Barrier)
             }
             "bar" | "barrier" => (self.barrier(i)?, Class::Barrier),
             "membar" | "fence" => (What::Nothing, Class::Barrier),
@@ -36,6 +36,9 @@ impl Decoder<'_> {
     }
 
     fn barrier(&mut self, i: &Instruction) -> Result<What, String> {
+        Self::only(i, |m| {
+            matches!(m, "sync" | "red" | "arrive" | "aligned" | "cta" | "popc" | "and" | "or")
+        })?;
         let aligned = &*i.opcode == "bar" || i.has("aligned");
         let (red, arrive) = (i.has("red"), i.has("arrive"));
         let mut operands: Vec<&Operand> = i.operands.iter().collect();
@@ -90,18 +93,7 @@ impl Decoder<'_> {
         }
     }
 
-    fn space_of(i: &Instruction) -> Where {
-        if i.has("shared::cluster") {
-            Where::Cluster
-        } else if i.has("shared") || i.has("shared::cta") {
-            Where::Shared
-        } else {
-            Where::Generic
-        }
-    }
-
     fn mbarrier(&mut self, i: &Instruction) -> Result<What, String> {
-        let space = Self::space_of(i);
         let op = |n: usize| i.operands.get(n);
         let found = if i.has("init") {
             Mbarrier::Init { address: self.address(op(0))?, count: self.narrow(op(1))? }
@@ -128,16 +120,15 @@ impl Decoder<'_> {
             let expects = i.has("expect_tx");
             Mbarrier::Arrive {
                 address,
-                space,
                 state,
                 count: if expects { None } else { value },
                 expect: if expects { Some(value.ok_or("the number of bytes is missing")?) } else { None },
                 drop: i.has("arrive_drop"),
             }
         } else if i.has("expect_tx") {
-            Mbarrier::Expect { address: self.address(op(0))?, space, bytes: self.narrow(op(1))? }
+            Mbarrier::Expect { address: self.address(op(0))?, bytes: self.narrow(op(1))? }
         } else if i.has("complete_tx") {
-            Mbarrier::Complete { address: self.address(op(0))?, space, bytes: self.narrow(op(1))? }
+            Mbarrier::Complete { address: self.address(op(0))?, bytes: self.narrow(op(1))? }
         } else if i.has("test_wait") || i.has("try_wait") {
             let parity = i.has("parity");
             let (done, _) = self.predicate(op(0))?;
@@ -218,7 +209,8 @@ impl Decoder<'_> {
             return Ok(What::BulkCommit);
         }
         if i.has("wait_group") {
-            return Ok(What::BulkWait { leave: Self::integer(i.operands.first())? });
+            Self::integer(i.operands.first())?;
+            return Ok(What::BulkWait);
         }
         if i.has("prefetch") {
             return Ok(What::Nothing);

@@ -457,7 +457,9 @@ pub enum Special {
     AggrSmemSize,
     ReservedSmemOffset(u8),
     CurrentGraphExec,
-    /// `%pm0` …, `%envreg0` …: read as 0
+    /// `%envreg0` …: set by the driver
+    Envreg(u8),
+    /// `%pm0` …: read as 0
     Other,
     /// `WARP_SZ`
     WarpSize,

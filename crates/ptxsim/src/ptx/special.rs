@@ -39,10 +39,10 @@ pub(super) fn scalar(name: &str) -> Option<Special> {
             let number = |prefix| name.strip_prefix(prefix).and_then(|n: &str| n.parse::<u32>().ok());
             let counter = name.strip_suffix("_64").unwrap_or(name);
             let counter = counter.strip_prefix("%pm").and_then(|n| n.parse::<u32>().ok());
-            if counter.is_some_and(|n| n < 8) || number("%envreg").is_some_and(|n| n < 32) {
-                S::Other
-            } else {
-                return None;
+            match number("%envreg") {
+                Some(n) if n < 32 => S::Envreg(n as u8),
+                _ if counter.is_some_and(|n| n < 8) => S::Other,
+                _ => return None,
             }
         }
     })

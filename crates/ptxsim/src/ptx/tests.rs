@@ -116,7 +116,7 @@ fn operands_of_every_form() {
         ("mov.u32 %r1, %nctaid.z;", "mov.u32 %r1 Nctaid(2)"),
         ("mov.u32 %r1, %cluster_ctaid.y;", "mov.u32 %r1 ClusterCtaid(1)"),
         ("mov.u32 %r1, %tid.w;", "mov.u32 %r1 0"),
-        ("mov.u32 %r1, %envreg3;", "mov.u32 %r1 Other"),
+        ("mov.u32 %r1, %envreg3;", "mov.u32 %r1 Envreg(3)"),
         ("mov.u64 %rd1, %clock64;", "mov.u64 %rd1 Clock64"),
         ("mov.u32 %r1, %lanemask_lt;", "mov.u32 %r1 LanemaskLt"),
         ("mov.u32 %r1, WARP_SZ;", "mov.u32 %r1 WarpSize"),

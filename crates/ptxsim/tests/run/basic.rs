@@ -228,5 +228,10 @@ fn cooperative_grids_wait_for_each_other() {
             }
         }
         assert_eq!(sim.get::<f32>(db, n), a);
+
+        let x: Vec<i32> = (0..200).collect();
+        let (dx, sum, out) = (sim.put(&x), sim.put(&[0i32]), sim.space(800));
+        sim.launch_as("grid_sum", [5, 1, 1], [40, 1, 1], 0, &[dx, sum, out], true).unwrap();
+        assert_eq!(sim.get::<i32>(out, 200), [199 * 200 / 2; 200]);
     }
 }
