@@ -311,7 +311,35 @@ struct Table {
 }
 
 /// The allocations at one moment, ordered by address.
-pub type View = Arc<[Arc<Allocation>]>;
+#[derive(Debug, Clone)]
+pub struct View {
+    live: Arc<[Arc<Allocation>]>,
+    /// Base and length of freed ones.
+    freed: Arc<[(u64, u64)]>,
+}
+
+impl View {
+    /// The same with one more in front, which lies below all others.
+    pub(crate) fn with_first(&self, first: Arc<Allocation>) -> Self {
+        let live = std::iter::once(first).chain(self.live.iter().cloned()).collect();
+        Self { live, freed: Arc::clone(&self.freed) }
+    }
+
+    /// Base and length of a freed allocation that held an address.
+    pub fn freed(&self, address: u64) -> Option<(u64, u64)> {
+        let at = self.freed.partition_point(|(base, _)| *base <= address).checked_sub(1)?;
+        let (base, bytes) = self.freed[at];
+        (address - base < bytes).then_some((base, bytes))
+    }
+}
+
+impl std::ops::Deref for View {
+    type Target = [Arc<Allocation>];
+
+    fn deref(&self) -> &Self::Target {
+        &self.live
+    }
+}
 
 /// The memory of a card.
 #[derive(Debug)]
@@ -473,10 +501,14 @@ impl GlobalMemory {
     pub fn view(&self) -> View {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(view) = &table.view {
-            return Arc::clone(view);
+            return view.clone();
         }
-        let view: View = table.live.values().cloned().collect();
-        table.view = Some(Arc::clone(&view));
+        // Addresses only grow, so these are the youngest: older ones are seldom touched, and a view stays cheap.
+        let mut freed: Vec<_> =
+            table.freed.iter().rev().take(1024).map(|(base, bytes)| (*base, *bytes)).collect();
+        freed.reverse();
+        let view = View { live: table.live.values().cloned().collect(), freed: freed.into() };
+        table.view = Some(view.clone());
         view
     }
 

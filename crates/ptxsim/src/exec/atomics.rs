@@ -165,14 +165,15 @@ pub(super) fn atomic(
                     let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
                     if cx.shared_checks {
                         memory.check_write(offset, total as usize, who, cx.options, false, true)?;
-                        if a.kind != AtomicKind::Exchange && !memory.is_written(offset, total as usize) {
-                            if cx.options.uninitialized_shared != crate::options::Uninitialized::Off {
-                                return trouble(
-                                    FaultKind::Uninitialized,
-                                    l,
-                                    format!("{total} bytes at shared offset {offset} were never written"),
-                                );
-                            }
+                        if cx.options.uninitialized_shared != crate::options::Uninitialized::Off
+                            && a.kind != AtomicKind::Exchange
+                            && !memory.is_written(offset, total as usize)
+                        {
+                            return trouble(
+                                FaultKind::Uninitialized,
+                                l,
+                                format!("{total} bytes at shared offset {offset} were never written"),
+                            );
                         }
                         memory.mark(offset, total as usize);
                     }

@@ -66,6 +66,10 @@ pub(super) fn outside(view: &View, address: u64, bytes: u32, lane: usize) -> Box
         None => format!("an allocation of {} bytes at {:#x}", a.bytes(), a.base()),
     };
     let at = view.partition_point(|a| a.base() <= address);
+    if let Some((base, len)) = view.freed(address) {
+        let message = format!("{what} are in an allocation of {len} bytes at {base:#x} that was freed");
+        return Box::new(Trouble { kind: FaultKind::OutOfBounds, lane: lane as u32, message });
+    }
     let message = match (at.checked_sub(1).map(|i| &view[i]), view.get(at)) {
         (Some(a), _) if address - a.base() < a.bytes() => {
             format!("{what} reach beyond the end of {}", name(a))
@@ -77,7 +81,7 @@ pub(super) fn outside(view: &View, address: u64, bytes: u32, lane: usize) -> Box
             format!("{what} start {} bytes before {}", a.base() - address, name(a))
         }
         _ if address < 1 << 20 => format!("{what}: a null pointer, or an offset from one"),
-        _ => format!("{what} are in no allocation (never allocated, freed, or a host pointer)"),
+        _ => format!("{what} are in no allocation (never allocated, or a host pointer)"),
     };
     Box::new(Trouble { kind: FaultKind::OutOfBounds, lane: lane as u32, message })
 }

@@ -46,8 +46,8 @@ pub fn launch(
     let retired = AtomicU64::new(0);
     // Cooperative groups keep the barrier of the grid in memory that the driver gives them.
     let workspace = launch.cooperative.then(|| Arc::new(Allocation::workspace(WORKSPACE)));
-    let view: View = workspace.iter().chain(&**memory).cloned().collect();
-    let memory = if launch.cooperative { &view } else { memory };
+    let with_workspace = workspace.as_ref().map(|w| memory.with_first(Arc::clone(w)));
+    let memory = with_workspace.as_ref().unwrap_or(memory);
     let mut cx = Context::new(kernel, launch, memory, card, options, &retired);
     cx.workspace = workspace.map_or(0, |w| w.base());
     let blocks = launch.grid.iter().map(|g| *g as usize).product::<usize>();
@@ -78,7 +78,7 @@ fn order(gangs: usize, options: &Options) -> Box<dyn Iterator<Item = usize>> {
                 }
                 a
             };
-            let mut step = seed as usize % gangs | 1;
+            let mut step = (seed as usize % gangs) | 1;
             while gcd(step, gangs) != 1 {
                 step += 1;
             }

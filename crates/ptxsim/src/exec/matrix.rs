@@ -56,11 +56,11 @@ pub(super) fn matrix(
                     memory.check_write(*offset, 16, who, cx.options, false, false)?;
                 }
             }
-            for l in 0..LANES {
+            for (l, source) in source.iter().enumerate() {
                 for half in 0..2 {
                     let (r, c) = place(l, half);
                     let (owner, offset) = rows[r];
-                    shared[owner].store(offset + 2 * c, 2, u64::from(source[l] >> (16 * half)));
+                    shared[owner].store(offset + 2 * c, 2, u64::from(source >> (16 * half)));
                     if tainted >> l & 1 == 0 {
                         shared[owner].mark(offset + 2 * c, 2);
                     }

@@ -517,8 +517,6 @@ pub struct Kernel {
     pub(crate) shared_granule: u32,
     /// Blocks must run in order: what atomics return, or in which order they add floats, could be seen.
     pub(crate) ordered: bool,
-    /// Uses registers of other blocks of its cluster or barriers of it.
-    pub(crate) uses_cluster: bool,
 }
 
 impl Kernel {

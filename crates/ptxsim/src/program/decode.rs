@@ -123,7 +123,6 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
         limits: function.limits,
         shared_granule: granule(&code),
         ordered: code.iter().any(is_ordered),
-        uses_cluster: function.limits.explicit_cluster || code.iter().any(reaches_cluster),
         code,
         locations,
         names,
@@ -407,18 +406,6 @@ fn is_ordered(c: &Code) -> bool {
         What::Load(a) | What::Store(a) => a.strong && matches!(a.space, Where::Global | Where::Generic),
         What::Bulk(b) => b.reduce.is_some(),
         What::Clock(_) => true,
-        _ => false,
-    }
-}
-
-fn reaches_cluster(c: &Code) -> bool {
-    match &c.what {
-        What::ClusterBarrier { .. } => true,
-        What::Load(a) | What::Store(a) => a.space == Where::Cluster,
-        What::Address(a) => {
-            matches!(a.kind, AddressKind::MapGeneric | AddressKind::MapShared | AddressKind::Rank)
-        }
-        What::Bulk(b) => b.multicast.is_some(),
         _ => false,
     }
 }

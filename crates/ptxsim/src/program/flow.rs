@@ -170,17 +170,18 @@ pub(crate) fn intervals(blocks: &Blocks, uses: &[Uses], registers: usize) -> Vec
         spans[r] = Some(spans[r].map_or((i, i), |(a, b): (usize, usize)| (a.min(i), b.max(i))));
     };
     for b in 0..n {
-        for i in blocks.starts[b]..blocks.starts[b + 1] {
-            for r in &uses[i].reads {
+        let range = blocks.starts[b]..blocks.starts[b + 1];
+        for (i, uses) in range.clone().zip(&uses[range]) {
+            for r in &uses.reads {
                 let (w, bit) = (b * words + *r as usize / 64, 1u64 << (r % 64));
                 if kill[w] & bit == 0 {
                     gen_[w] |= bit;
                 }
                 touch(&mut spans, *r as usize, i);
             }
-            for r in &uses[i].writes {
+            for r in &uses.writes {
                 let (w, bit) = (b * words + *r as usize / 64, 1u64 << (r % 64));
-                if !uses[i].partial {
+                if !uses.partial {
                     kill[w] |= bit;
                 } else if kill[w] & bit == 0 {
                     // The lanes that do not run keep what they had.

@@ -111,9 +111,10 @@ fn arguments_have_their_declared_places() {
     buffer[12] = 3;
     let launch = |buffer: *const u8, mut size: usize| {
         let mut extra: [*mut c_void; 5] = [
-            1 as *mut c_void,
+            // CU_LAUNCH_PARAM_BUFFER_POINTER and _SIZE are these numbers as pointers.
+            std::ptr::without_provenance_mut(1),
             buffer.cast_mut().cast(),
-            2 as *mut c_void,
+            std::ptr::without_provenance_mut(2),
             (&raw mut size).cast(),
             null_mut(),
         ];
