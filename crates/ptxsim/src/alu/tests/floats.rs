@@ -341,7 +341,8 @@ fn halves() {
             let values = |x: &[u64]| -> Vec<f64> {
                 x.iter().map(|&b| f.value(if ftz { f.flush(b) } else { b })).collect()
             };
-            let ops: [(&str, usize, &dyn Fn(&[f64]) -> u64); 4] = [
+            type Case<'a> = (&'a str, usize, &'a dyn Fn(&[f64]) -> u64);
+            let ops: [Case<'_>; 4] = [
                 ("add", 2, &|v| fused(f, v, Mode::Nearest)),
                 ("sub", 2, &|v| fused(f, &[v[0], -v[1]], Mode::Nearest)),
                 ("mul", 2, &|v| {

@@ -55,7 +55,11 @@ fn arithmetic() {
         t.check("mul.lo", 2, |v| v[0].wrapping_mul(v[1]));
         t.check("mad.lo", 3, |v| v[0].wrapping_mul(v[1]).wrapping_add(v[2]));
         let high = |a: i128, b: i128| {
-            if t.signed || t.width < 64 { a * b >> t.width } else { ((a as u128 * b as u128) >> 64) as i128 }
+            if t.signed || t.width < 64 {
+                (a * b) >> t.width
+            } else {
+                ((a as u128 * b as u128) >> 64) as i128
+            }
         };
         t.check("mul.hi", 2, |v| high(v[0], v[1]));
         t.check("mad.hi", 3, |v| high(v[0], v[1]) + v[2]);
@@ -94,7 +98,7 @@ fn saturating() {
     let clamp = |x: i128| x.clamp(t.min(), t.max());
     t.check("add.sat", 2, |v| clamp(v[0] + v[1]));
     t.check("sub.sat", 2, |v| clamp(v[0] - v[1]));
-    t.check("mad.hi.sat", 3, |v| clamp((v[0] * v[1] >> 32) + v[2]));
+    t.check("mad.hi.sat", 3, |v| clamp(((v[0] * v[1]) >> 32) + v[2]));
     t.check("min.relu", 2, |v| v[0].min(v[1]).max(0));
     t.check("max.relu", 2, |v| v[0].max(v[1]).max(0));
     for wrong in
@@ -109,9 +113,9 @@ fn products_of_24_bits() {
     for t in [INTS[2], INTS[3]] {
         let low24 = |x: i128| Int { width: 24, ..t }.value((x & 0xff_ffff) as u64);
         t.check("mul24.lo", 2, |v| low24(v[0]) * low24(v[1]));
-        t.check("mul24.hi", 2, |v| low24(v[0]) * low24(v[1]) >> 16);
+        t.check("mul24.hi", 2, |v| (low24(v[0]) * low24(v[1])) >> 16);
         t.check("mad24.lo", 3, |v| low24(v[0]) * low24(v[1]) + v[2]);
-        t.check("mad24.hi", 3, |v| (low24(v[0]) * low24(v[1]) >> 16) + v[2]);
+        t.check("mad24.hi", 3, |v| ((low24(v[0]) * low24(v[1])) >> 16) + v[2]);
     }
 }
 
@@ -165,18 +169,18 @@ fn carries() {
         (s as u64, (s >> 64) as u64)
     });
     carry_chain("mad.lo.cc.u32 r, r, r, r", "madc.hi.u32 r, r, r, r", 32, |x| {
-        let low = (x[0] * x[1] & 0xffff_ffff) + x[2];
-        (low & 0xffff_ffff, ((x[3] * x[4] >> 32) + x[5] + (low >> 32)) & 0xffff_ffff)
+        let low = ((x[0] * x[1]) & 0xffff_ffff) + x[2];
+        (low & 0xffff_ffff, (((x[3] * x[4]) >> 32) + x[5] + (low >> 32)) & 0xffff_ffff)
     });
     carry_chain("mad.hi.cc.s32 r, r, r, r", "madc.lo.s32 r, r, r, r", 32, |x| {
         let signed = |v: u64| i64::from(v as u32 as i32);
-        let low = (signed(x[0]) * signed(x[1]) >> 32) as u64 & 0xffff_ffff;
+        let low = ((signed(x[0]) * signed(x[1])) >> 32) as u64 & 0xffff_ffff;
         let low = low + x[2];
         (low & 0xffff_ffff, (x[3].wrapping_mul(x[4]) + x[5] + (low >> 32)) & 0xffff_ffff)
     });
     carry_chain("mad.lo.cc.s64 d, d, d, d", "madc.hi.cc.u64 d, d, d, d", 64, |x| {
         let low = u128::from(x[0].wrapping_mul(x[1])) + u128::from(x[2]);
-        let high = (u128::from(x[3]) * u128::from(x[4]) >> 64) as u64;
+        let high = ((u128::from(x[3]) * u128::from(x[4])) >> 64) as u64;
         (low as u64, high.wrapping_add(x[5]).wrapping_add((low >> 64) as u64))
     });
 }

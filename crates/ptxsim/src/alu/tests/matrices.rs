@@ -22,9 +22,9 @@ fn place_a(s: Shape, lane: usize, i: usize) -> (usize, usize) {
         (8, 4, 32) => (group, thread * 8 + i),
         (16, 32 | 64, 4) => (if i == 0 { group } else { group + 8 }, thread),
         (16, 32 | 64, 8) => {
-            (if i % 2 == 0 { group } else { group + 8 }, if i < 2 { thread } else { thread + 4 })
+            (if i.is_multiple_of(2) { group } else { group + 8 }, if i < 2 { thread } else { thread + 4 })
         }
-        (16, 64, 16) => (if i % 2 == 0 { group } else { group + 8 }, thread + 4 * (i / 2)),
+        (16, 64, 16) => (if i.is_multiple_of(2) { group } else { group + 8 }, thread + 4 * (i / 2)),
         (16, 16, 8) => (if i < 2 { group } else { group + 8 }, thread * 2 + (i & 1)),
         (16, 16, 16) => (
             if matches!(i, 0 | 1 | 4 | 5) { group } else { group + 8 },

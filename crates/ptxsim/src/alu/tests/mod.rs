@@ -313,7 +313,7 @@ fn tuples(arity: usize, edges: &[u64], random: impl Fn(&mut Random) -> u64) -> V
         all.push(
             (0..arity)
                 .map(|_| {
-                    if (r.next() + i) % 4 == 0 {
+                    if (r.next() + i).is_multiple_of(4) {
                         edges[r.next() as usize % edges.len()]
                     } else {
                         random(&mut r)

@@ -214,7 +214,7 @@ pub(super) fn edges(f: Fmt) -> Vec<u64> {
     );
     v.extend([1, 2].map(|n| one.saturating_sub(u64::from(f.fraction + n) * half_ulp)));
     if f.exponent != 4 {
-        v.extend([infinity, infinity + 1, infinity | half_ulp / 2]);
+        v.extend([infinity, infinity + 1, infinity | (half_ulp / 2)]);
     } else {
         v.push(f.nan);
     }

@@ -222,7 +222,8 @@ fn approximations() {
         let x = (r.next() % 4000) as f64 / 37.0 - 50.0;
         F32.of(x, Mode::Nearest)
     });
-    let functions: [(&str, fn(f64) -> f64); 8] = [
+    type Case = (&'static str, fn(f64) -> f64);
+    let functions: [Case; 8] = [
         ("ex2.approx", f64::exp2),
         ("lg2.approx", f64::log2),
         ("rcp.approx", |x| 1.0 / x),
