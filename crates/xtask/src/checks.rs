@@ -127,8 +127,8 @@ fn one_window() -> Result<()> {
     let model = Llama::load(&mut gguf, Weights::F32, |_, _| {})?;
     let head_dim = model.config().key_dim;
     let schemes = LIMITS.iter().map(|l| Scheme::parse(l.0, head_dim)).collect::<Result<Vec<_>>>()?;
-    let measured = quality::measure(&model, &Windows::standard(1)?, &schemes)?;
-    quality::check(&measured, 1, &schemes).result()?;
+    let measured = quality::measure(&model, &Windows::standard(1)?, &schemes, quality::Arithmetic::Library)?;
+    quality::check(&measured, 1).result()?;
     for ((name, limit), q) in LIMITS.iter().zip(&measured.schemes) {
         let kl = q.score.mean_kl();
         println!("{name}: KL {kl:.6}, at most {limit}");

@@ -3,7 +3,7 @@
 use crate::memory::{self, Filler, LENGTHS};
 use crate::model as file;
 use crate::progress::Progress;
-use crate::quality;
+use crate::quality::{self, Arithmetic};
 use crate::report::{Report, Row, between_markers};
 use crate::schemes::{Scheme, bits_per_element, half_bytes};
 use crate::table::Table;
@@ -70,6 +70,12 @@ pub struct QualityArgs {
     /// Another text to measure on.
     #[arg(long)]
     text: Option<PathBuf>,
+    /// Attention in f64 over decoded values instead of the library's kernels.
+    #[arg(long)]
+    decoded: bool,
+    /// Noise of a few f32 roundings on every attention output, by this seed: how far figures move by rounding alone.
+    #[arg(long, requires = "decoded")]
+    noise: Option<u64>,
     /// Print one JSON object on stdout instead of a table.
     #[arg(long)]
     json: bool,
@@ -150,9 +156,9 @@ pub fn run(args: &DemoArgs) -> Result<()> {
     schemes.push(Scheme::fp8_tensor());
     let bytes_2k =
         schemes.iter().map(|s| bytes_at(&model, s, &filler, LENGTHS[0])).collect::<Result<Vec<_>>>()?;
-    let measured = quality::measure(&model, &windows, &schemes)?;
+    let measured = quality::measure(&model, &windows, &schemes, Arithmetic::Library)?;
     let checks = if windows.standard && opened.standard {
-        quality::check(&measured, args.windows, &schemes)
+        quality::check(&measured, args.windows)
     } else {
         quality::Checks::unknown("the known figures are for the standard model and text only")
     };
@@ -257,10 +263,11 @@ pub fn run_quality(args: &QualityArgs) -> Result<()> {
     // A scheme that does not fit is refused before anything long starts.
     let configs =
         schemes.iter().map(|s| s.config(model.cache_config(LENGTHS[0]), None)).collect::<Result<Vec<_>>>()?;
-    let measured = quality::measure(&model, &windows, &schemes)?;
+    let by = if args.decoded { Arithmetic::F64(args.noise) } else { Arithmetic::Library };
+    let measured = quality::measure(&model, &windows, &schemes, by)?;
     let mut checks = quality::Checks::default();
     if windows.standard && opened.standard {
-        checks = quality::check(&measured, args.windows, &schemes);
+        checks = quality::check(&measured, args.windows);
         checks.said.iter().for_each(|line| eprintln!("checked: {line}"));
     }
     let mut table = Table::new(["scheme", "formats", "bits", "ppl", "KL (nats)", "top-1 %", "s"]);

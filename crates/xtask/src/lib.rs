@@ -1,7 +1,7 @@
 //! The project's commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask quality`, `cargo xtask bench-peers`.
 //!
 //! * [`model`] fetches the model, [`texts`] generates, [`memory`] measures bytes and times, [`quality`] what a scheme
-//!   costs in quality; [`demo`] puts them into one [`report`].
+//!   costs in quality ([`decoded`]: with attention in f64); [`demo`] puts them into one [`report`].
 //! * [`metrics`], [`schemes`], [`windows`], [`peers`], [`capacity`], [`table`], [`chart`] and [`progress`] are their parts.
 //! * [`checks`] runs every check there is; [`bench_peers`] times other projects beside this one.
 
@@ -9,6 +9,7 @@ pub mod bench_peers;
 pub mod capacity;
 pub mod chart;
 pub mod checks;
+pub mod decoded;
 pub mod demo;
 pub mod memory;
 pub mod metrics;
