@@ -3,6 +3,7 @@
 mod basic;
 mod checks;
 mod counters;
+mod habits;
 mod hopper;
 mod matrix;
 mod support;

@@ -23,6 +23,8 @@ pub(crate) enum Arg {
     Ptr(u64),
     I32(i32),
     I64(i64),
+    /// A struct.
+    Bytes([u8; 128]),
 }
 
 /// Numbers that can be copied to a device.
@@ -114,9 +116,10 @@ impl Sim {
         let mut params = vec![0; kernel.param_bytes as usize];
         for ((offset, bytes), arg) in kernel.params.iter().zip(args) {
             let value = match arg {
-                Arg::Ptr(p) => p.to_le_bytes(),
-                Arg::I32(i) => (*i as u32 as u64).to_le_bytes(),
-                Arg::I64(i) => i.to_le_bytes(),
+                Arg::Ptr(p) => p.to_le_bytes().to_vec(),
+                Arg::I32(i) => i64::from(*i).to_le_bytes().to_vec(),
+                Arg::I64(i) => i.to_le_bytes().to_vec(),
+                Arg::Bytes(b) => b.to_vec(),
             };
             params[*offset as usize..][..*bytes as usize].copy_from_slice(&value[..*bytes as usize]);
         }
