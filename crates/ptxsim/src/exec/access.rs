@@ -292,7 +292,7 @@ fn load_from<const N: usize>(
             try_each(mask, |l| {
                 let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
                 let memory = &mut shared[owner];
-                let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
+                let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                 if cx.shared_checks
                     && !a.strong
                     && memory.check_read(offset, total as usize, who, cx.options)?
@@ -552,7 +552,7 @@ fn store_to<const N: usize>(
             try_each(mask, |l| {
                 let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
                 let memory = &mut shared[owner];
-                let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
+                let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                 if cx.shared_checks {
                     let same = || {
                         (0..N).all(|j| {

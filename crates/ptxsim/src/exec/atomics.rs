@@ -162,7 +162,7 @@ pub(super) fn atomic(
                 try_each(lanes, |l| {
                     let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
                     let memory = &mut shared[owner];
-                    let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l };
+                    let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                     if cx.shared_checks {
                         memory.check_write(offset, total as usize, who, cx.options, false, true)?;
                         if cx.options.uninitialized_shared != crate::options::Uninitialized::Off

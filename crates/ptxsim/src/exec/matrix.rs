@@ -52,7 +52,7 @@ pub(super) fn matrix(
             for (r, (owner, offset)) in rows.iter().enumerate() {
                 let memory = &mut shared[*owner];
                 if cx.shared_checks {
-                    let who = Who::of(warp, 8 * i + r);
+                    let who = Who { several: true, ..Who::of(warp, 8 * i + r) };
                     memory.check_write(*offset, 16, who, cx.options, false, false)?;
                 }
             }
@@ -71,7 +71,7 @@ pub(super) fn matrix(
         let mut tainted_rows = 0u8;
         for (r, (owner, offset)) in rows.iter().enumerate() {
             if cx.shared_checks {
-                let who = Who::of(warp, 8 * i + r);
+                let who = Who { several: true, ..Who::of(warp, 8 * i + r) };
                 let tainted = shared[*owner].check_read(*offset, 16, who, cx.options).map_err(|t| {
                     Box::new(Trouble { message: format!("matrix {i}, row {r}: {}", t.message), ..*t })
                 })?;

@@ -61,12 +61,26 @@ pub(super) struct Who<'a> {
     pub sync: u32,
     /// The lane.
     pub lane: usize,
+    /// It acts for several lanes: `ldmatrix` hands a row to four.
+    pub several: bool,
 }
 
 impl<'a> Who<'a> {
     /// A lane of a warp.
     pub(super) fn of(warp: &'a Warp, lane: usize) -> Self {
-        Self { id: warp.id, clocks: &warp.clocks, sync: warp.sync, lane }
+        Self { id: warp.id, clocks: &warp.clocks, sync: warp.sync, lane, several: false }
+    }
+}
+
+impl Who<'_> {
+    /// Whether another lane than the one that touched is concerned.
+    fn is_other(&self, touch: &Touch) -> bool {
+        self.several || touch.lane as usize != self.lane
+    }
+
+    /// The lane to remember.
+    fn mark(&self) -> u8 {
+        if self.several { MANY } else { self.lane as u8 }
     }
 }
 
@@ -225,7 +239,7 @@ impl Shared {
                 clock: who.clocks[who.id],
                 sync: who.sync,
                 warp: who.id as u16,
-                lane: who.lane as u8,
+                lane: who.mark(),
                 atomic: false,
             };
         }
@@ -254,21 +268,14 @@ impl Shared {
                     if options.races && w.clock > who.clocks[writer] {
                         return Err(self.race("reads", "wrote", g, &w, who));
                     }
-                } else if options.warp_races
-                    && w.sync == who.sync
-                    && w.lane as usize != who.lane
-                    && w.clock == now
-                {
+                } else if options.warp_races && w.sync == who.sync && who.is_other(&w) && w.clock == now {
                     return Err(self.warp_race("reads", "wrote", g, &w, who));
                 }
             }
             self.reads[g * self.warps + who.id] = now;
             let r = &mut self.readers[g];
-            let same = r.clock == now
-                && r.warp as usize == who.id
-                && r.sync == who.sync
-                && r.lane as usize != who.lane;
-            let lane = if same { MANY } else { who.lane as u8 };
+            let same = r.clock == now && r.warp as usize == who.id && r.sync == who.sync && who.is_other(&r);
+            let lane = if same { MANY } else { who.mark() };
             *r = Touch { clock: now, sync: who.sync, warp: who.id as u16, lane, atomic: false };
         }
         Ok(())
@@ -296,7 +303,7 @@ impl Shared {
                 } else if options.warp_races
                     && !same
                     && w.sync == who.sync
-                    && w.lane as usize != who.lane
+                    && who.is_other(&w)
                     && w.clock == now
                 {
                     return Err(self.warp_race("writes", "wrote", g, &w, who));
@@ -317,12 +324,12 @@ impl Shared {
                 && r.clock == now
                 && r.warp as usize == who.id
                 && r.sync == who.sync
-                && r.lane as usize != who.lane
+                && who.is_other(&r)
             {
                 return Err(self.warp_race("writes", "read", g, &r, who));
             }
             self.writers[g] =
-                Touch { clock: now, sync: who.sync, warp: who.id as u16, lane: who.lane as u8, atomic };
+                Touch { clock: now, sync: who.sync, warp: who.id as u16, lane: who.mark(), atomic };
         }
         Ok(())
     }

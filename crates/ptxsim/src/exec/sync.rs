@@ -271,7 +271,7 @@ impl Gang {
             }
             let memory = &mut self.shared[owner];
             if cx.shared_checks {
-                let who = Who { id: warp.id, clocks: &warp.clocks, sync: warp.sync, lane: l };
+                let who = Who { id: warp.id, clocks: &warp.clocks, sync: warp.sync, lane: l, several: false };
                 memory.check_write(offset, c.bytes as usize, who, cx.options, false, false)?;
                 memory.flight(offset, c.bytes as usize, true);
             }
