@@ -64,7 +64,19 @@ const PARTS: [Part; 6] = [
     ),
     (
         "documentation",
-        &["doc", "--release", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "--features", "qkv-candle/llama"],
+        &[
+            "doc",
+            "--release",
+            "--no-deps",
+            "-p",
+            "qkv",
+            "-p",
+            "qkv-candle",
+            "-p",
+            "ptxsim",
+            "--features",
+            "qkv-candle/llama",
+        ],
         false,
     ),
     (

@@ -1,7 +1,7 @@
 //! The C functions of the CUDA driver API.
 //!
 //! Handles are keys into tables and addresses of the caller are never followed without a check, so that nonsense gives
-//! an error code. Work goes through [`work`], a graph of operations that streams, events and captured graphs order; by
+//! an error code. Work goes through `work`, a graph of operations that streams, events and captured graphs order; by
 //! default each runs at once, in the order of submission.
 //!
 //! Everything is exported under its C name and takes integers where C has pointers: all are one word.
