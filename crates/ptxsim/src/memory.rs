@@ -165,6 +165,32 @@ impl Allocation {
         }
     }
 
+    /// One element of 1, 2, 4 or 8 bytes of each of 32 places, zero-extended. Panics outside or misaligned.
+    #[inline]
+    pub(crate) fn gather(&self, places: &[u64; 32], bytes: u32, out: &mut [u64; 32]) {
+        let size = u64::from(bytes);
+        let (mut highest, mut low) = (0, 0);
+        for p in places {
+            highest = highest.max(*p);
+            low |= *p;
+        }
+        assert!(self.holds(highest, size) && low & (size - 1) == 0, "checked by the caller");
+        let base = self.words.as_ptr().cast::<u8>().cast_mut();
+        for (p, out) in places.iter().zip(out) {
+            let at = base.wrapping_add(*p as usize);
+            // SAFETY: all places are in bounds and aligned, as asserted above for the highest one and the low bits of all; the
+            // memory is made of atomics that live as long as `self`.
+            *out = unsafe {
+                match bytes {
+                    4 => AtomicU32::from_ptr(at.cast()).load(Relaxed).into(),
+                    8 => AtomicU64::from_ptr(at.cast()).load(Relaxed),
+                    2 => AtomicU16::from_ptr(at.cast()).load(Relaxed).into(),
+                    _ => AtomicU8::from_ptr(at).load(Relaxed).into(),
+                }
+            };
+        }
+    }
+
     /// Whether every byte of the allocation was written.
     #[inline]
     pub fn is_complete(&self) -> bool {

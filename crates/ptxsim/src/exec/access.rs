@@ -289,8 +289,20 @@ fn load_from<const N: usize>(
                 count_shared(counts, at, mask, total);
             }
             let (block, clocks) = (warp.block, &warp.clocks);
+            let own = own_window(cx, at, mask, total);
+            if own && !cx.shared_checks {
+                let memory = &shared[block];
+                for (j, v) in values.iter_mut().enumerate() {
+                    each(mask, |l| v[l] = memory.load(at[l] as usize + j * a.bytes as usize, a.bytes));
+                }
+                return Ok(0);
+            }
             try_each(mask, |l| {
-                let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
+                let (owner, offset) = if own {
+                    (block, at[l] as usize)
+                } else {
+                    shared_place(cx, shared, block, at[l], total, l)?
+                };
                 let memory = &mut shared[owner];
                 let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                 if cx.shared_checks
@@ -338,6 +350,18 @@ fn load_from<const N: usize>(
         })?,
     }
     Ok(tainted)
+}
+
+/// Whether all lanes use plain, aligned offsets inside the block's own shared memory.
+fn own_window(cx: &Context<'_>, at: &WideRow, mask: Mask, bytes: u32) -> bool {
+    let (_, high) = extent(at, mask);
+    let mut low = 0;
+    if mask == Mask::MAX {
+        at.iter().for_each(|a| low |= a);
+    } else {
+        each(mask, |l| low |= at[l]);
+    }
+    high.saturating_add(bytes.into()) <= cx.shared_bytes.into() && low & (u64::from(bytes) - 1) == 0
 }
 
 fn count_shared(counts: &mut Counts, at: &WideRow, mask: Mask, bytes: u32) {
@@ -397,9 +421,7 @@ fn load_global<const N: usize>(
         if mask == Mask::MAX {
             for (j, v) in values.iter_mut().enumerate() {
                 let offset = j as u64 * u64::from(a.bytes);
-                for l in 0..LANES {
-                    v[l] = m.load(at[l] - base + offset, a.bytes);
-                }
+                m.gather(&at.map(|a| a - base + offset), a.bytes, v);
             }
         } else {
             for (j, v) in values.iter_mut().enumerate() {
@@ -549,8 +571,13 @@ fn store_to<const N: usize>(
                 count_shared(counts, at, mask, total);
             }
             let (block, clocks) = (warp.block, &warp.clocks);
+            let own = own_window(cx, at, mask, total);
             try_each(mask, |l| {
-                let (owner, offset) = shared_place(cx, shared, block, at[l], total, l)?;
+                let (owner, offset) = if own {
+                    (block, at[l] as usize)
+                } else {
+                    shared_place(cx, shared, block, at[l], total, l)?
+                };
                 let memory = &mut shared[owner];
                 let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                 if cx.shared_checks {

@@ -12,6 +12,16 @@ pub(super) fn count(counts: &mut Counts, addresses: &WideRow, mask: Mask, bytes:
     counts.global_requests += 1;
     counts.global_bytes += u64::from(mask.count_ones() * bytes);
     let bytes = u64::from(bytes);
+    // Most requests of full warps are one after the other, at the same distance.
+    if mask == Mask::MAX {
+        let step = addresses[1].wrapping_sub(addresses[0]);
+        if step <= 32 && addresses.windows(2).all(|w| w[1].wrapping_sub(w[0]) == step) {
+            let (first, end) = (addresses[0] / 32, (addresses[LANES - 1] + bytes - 1) / 32);
+            // No sector between is left out: neighbours are at most a sector apart.
+            counts.global_sectors += end - first + 1;
+            return;
+        }
+    }
     // Sectors in lane order; most requests are ascending, so comparing with the last one finds nearly all repeats.
     let mut sectors = [0u64; 2 * LANES];
     let mut n = 0;

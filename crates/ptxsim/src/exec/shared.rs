@@ -274,7 +274,7 @@ impl Shared {
             }
             self.reads[g * self.warps + who.id] = now;
             let r = &mut self.readers[g];
-            let same = r.clock == now && r.warp as usize == who.id && r.sync == who.sync && who.is_other(&r);
+            let same = r.clock == now && r.warp as usize == who.id && r.sync == who.sync && who.is_other(r);
             let lane = if same { MANY } else { who.mark() };
             *r = Touch { clock: now, sync: who.sync, warp: who.id as u16, lane, atomic: false };
         }
