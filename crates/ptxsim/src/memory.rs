@@ -178,15 +178,17 @@ impl Allocation {
         let base = self.words.as_ptr().cast::<u8>().cast_mut();
         for (p, out) in places.iter().zip(out) {
             let at = base.wrapping_add(*p as usize);
-            // SAFETY: all places are in bounds and aligned, as asserted above for the highest one and the low bits of all; the
-            // memory is made of atomics that live as long as `self`.
-            *out = unsafe {
-                match bytes {
-                    4 => AtomicU32::from_ptr(at.cast()).load(Relaxed).into(),
-                    8 => AtomicU64::from_ptr(at.cast()).load(Relaxed),
-                    2 => AtomicU16::from_ptr(at.cast()).load(Relaxed).into(),
-                    _ => AtomicU8::from_ptr(at).load(Relaxed).into(),
-                }
+            // All places are in bounds and aligned, as asserted above for the highest one and the low bits of all; the memory is
+            // made of atomics that live as long as `self`.
+            *out = match bytes {
+                // SAFETY: as above.
+                4 => unsafe { AtomicU32::from_ptr(at.cast()) }.load(Relaxed).into(),
+                // SAFETY: as above.
+                8 => unsafe { AtomicU64::from_ptr(at.cast()) }.load(Relaxed),
+                // SAFETY: as above.
+                2 => unsafe { AtomicU16::from_ptr(at.cast()) }.load(Relaxed).into(),
+                // SAFETY: as above.
+                _ => unsafe { AtomicU8::from_ptr(at) }.load(Relaxed).into(),
             };
         }
     }
