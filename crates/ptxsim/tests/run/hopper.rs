@@ -125,7 +125,7 @@ fn boxes_of_a_tensor() {
             for k in 0..16usize {
                 // Rows of 64 bytes; 16-byte chunks are exchanged by bits 7 and 8 of the address.
                 let byte = 64 * r + 4 * k;
-                let byte = if swizzle == Swizzle::None { byte } else { byte ^ (byte / 128 % 4) * 16 };
+                let byte = if swizzle == Swizzle::None { byte } else { byte ^ ((byte / 128 % 4) * 16) };
                 if let Some(i) = inside(c[1] + r as i32, c[0] + k as i32) {
                     want[byte / 4] = x[i];
                     back[i] = x[i];
