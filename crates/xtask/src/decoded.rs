@@ -23,7 +23,7 @@ impl Decoded {
     }
 
     /// The same with every output multiplied by `1 + e`, random by `seed`, `e` evenly spread within `2^-22`: 1.4e-7 as
-    /// root mean square, less than sums in f32 have (2e-7).
+    /// root mean square.
     #[must_use]
     pub fn with_noise(self, seed: u64) -> Self {
         Self { noise: Some(seed), ..self }

@@ -131,7 +131,7 @@ fn blend<T: Copy>(row: &mut [T; LANES], value: &[T; LANES], mask: Mask) {
 }
 
 /// All lanes, but the compiler sees only that they are 0 or 32: it makes one vector loop, without a rest, and does not
-/// write the loop out 32 times, which over all operations takes it minutes.
+/// write the loop out 32 times, which over all operations is most of the build.
 #[inline(always)]
 pub(crate) fn lanes() -> usize {
     (std::hint::black_box(1) & 1) * LANES
