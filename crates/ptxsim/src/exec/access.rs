@@ -128,7 +128,8 @@ pub(super) fn mark_local(warp: &mut Warp, at: usize, bytes: usize) {
     (at..at + bytes).for_each(|b| warp.local_written[b / 64] |= 1 << (b % 64));
 }
 
-fn little(bytes: &[u8]) -> u64 {
+/// Bytes as a number, the first one lowest.
+pub(super) fn little(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |v, b| v << 8 | u64::from(*b))
 }
 

@@ -1,13 +1,13 @@
 //! `cp.async.bulk`: copies of whole ranges and of boxes of a tensor.
 
-use super::access::{Done, addresses, shared_place, trouble};
+use super::access::{Done, addresses, little, shared_place, trouble};
 use super::gang::{Context, Gang};
 use super::regs::Mask;
 use super::shared::Who;
 use super::tensor;
 use super::warp::{Warp, try_each};
 use crate::driver::tensor_map::TensorMap;
-use crate::fault::{Fault, FaultKind};
+use crate::fault::FaultKind;
 use crate::memory::Allocation;
 use crate::program::{AddressRow, Bulk};
 use std::sync::Arc;
@@ -112,9 +112,8 @@ impl Gang {
         let Some(mbarrier) = mbarrier else {
             return trouble(FaultKind::Trap, lane, "a bulk copy to shared memory needs an mbarrier");
         };
-        let (_, offset) = shared_place(cx, &self.shared, warp.block, to, 16, lane)?;
+        let (addressed, offset) = shared_place(cx, &self.shared, warp.block, to, 16, lane)?;
         let (own, barrier) = shared_place(cx, &self.shared, warp.block, mbarrier, 8, lane)?;
-        let (addressed, _) = shared_place(cx, &self.shared, warp.block, to, 16, lane)?;
         let first = warp.block / cx.cluster_size * cx.cluster_size;
         for rank in (0..cx.cluster_size).filter(|r| targets >> r & 1 == 1) {
             // Without multicast the address itself says which block.
@@ -154,12 +153,8 @@ impl Gang {
         Ok(())
     }
 
-    /// Lets copies arrive that belong to an mbarrier. Returns whether any did.
-    pub(super) fn deliver(
-        &mut self,
-        cx: &Context<'_>,
-        mbarrier: Option<(usize, usize)>,
-    ) -> Result<bool, Box<Fault>> {
+    /// Lets copies arrive that belong to an mbarrier, or all. Returns whether any did.
+    pub(super) fn deliver(&mut self, mbarrier: Option<(usize, usize)>) -> bool {
         let (ready, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.bulk)
             .into_iter()
             .partition(|p| mbarrier.is_none_or(|m| p.mbarrier == m));
@@ -179,13 +174,7 @@ impl Gang {
             }
             self.wake_mbarrier(block, at);
         }
-        let _ = cx;
-        Ok(any)
-    }
-
-    /// Lets everything arrive.
-    pub(super) fn deliver_all(&mut self, cx: &Context<'_>) -> Result<bool, Box<Fault>> {
-        self.deliver(cx, None)
+        any
     }
 
     fn read_shared(
@@ -324,7 +313,7 @@ fn write_global(
         Some((kind, ty)) => {
             let size = ty.bytes() as usize;
             for (i, x) in data.chunks_exact(size).enumerate() {
-                let x = x.iter().rev().fold(0u64, |v, b| v << 8 | u64::from(*b));
+                let x = little(x);
                 let at = offset + (i * size) as u64;
                 super::atomics::update(m, at, ty, |old| super::atomics::apply(kind, ty, old, x, 0));
             }

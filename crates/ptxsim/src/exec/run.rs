@@ -12,14 +12,6 @@ use crate::memory::{LOCAL_BASE, PARAM_BASE, SHARED_BASE, SHARED_STRIDE, WINDOW};
 use crate::program::{AddressKind, AddressOp, Move, Need, What, Where, function_index};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Lanes that may run an operation now.
-enum Gate {
-    /// These.
-    Go(Mask),
-    /// Others have to come first.
-    Wait,
-}
-
 impl Gang {
     /// Runs a warp until it waits, ends, or has had `quantum` operations.
     pub(super) fn run_warp(&mut self, cx: &Context<'_>, w: usize, quantum: u32) -> Result<(), Box<Fault>> {
@@ -108,59 +100,42 @@ impl Gang {
                 pc += 1;
                 continue;
             }
+            // Counted when it runs: lanes that wait for others come here again, and so do those it runs without.
+            let need = code.what.need();
+            let run = if need == Need::Nothing {
+                run
+            } else {
+                let Some(go) = self.gate(cx, warp, s, pc, run, need, forced)? else { return Ok(()) };
+                if go != run {
+                    self.part(warp, s, pc, mask & !go, go);
+                    mask = go;
+                }
+                go
+            };
             let count = &mut self.counts[pc as usize];
             count.warp_instructions += 1;
             count.thread_instructions += u64::from(run.count_ones());
             *lanes += u64::from(run.count_ones());
             match &code.what {
-                What::Alu { op, need: Need::Nothing } => {
+                What::Alu { op, .. } => {
                     (op.run)(&mut warp.regs, op, run)?;
                     if warp.regs.any_tainted {
                         taint::spread(warp, &kernel.flows[pc as usize], run);
                     }
                     pc += 1;
                 }
-                What::Alu { op, need } => {
-                    match self.gate(cx, warp, s, pc, run, *need, forced)? {
-                        Gate::Wait => return Ok(()),
-                        Gate::Go(go) => {
-                            (op.run)(&mut warp.regs, op, go)?;
-                            if warp.regs.any_tainted {
-                                taint::spread(warp, &kernel.flows[pc as usize], go);
-                            }
-                            if go != run {
-                                // Lanes with other members run it apart.
-                                self.part(warp, s, pc, mask & !go, go);
-                                mask = go;
-                            }
-                            pc += 1;
-                        }
-                    }
-                }
                 What::Branch(target) => {
+                    if *target <= pc {
+                        warp.backs += 1;
+                    }
                     let rest = mask & !run;
-                    if rest == 0 {
-                        if *target <= pc {
-                            warp.backs += 1;
-                        }
-                        pc = *target;
-                    } else {
+                    if rest != 0 {
                         self.counts[pc as usize].divergent_branches += 1;
-                        if *target <= pc {
-                            warp.backs += 1;
-                        }
-                        let stack = warp.splits[s].stack.clone();
-                        warp.splits.push(Split {
-                            pc: pc + 1,
-                            mask: rest,
-                            stack,
-                            wait: Wait::Ready,
-                            skipped: 0,
-                        });
-                        let split = &mut warp.splits[s];
-                        (split.pc, split.mask) = (*target, run);
+                        self.part(warp, s, pc + 1, rest, run);
+                        warp.splits[s].pc = *target;
                         return Ok(());
                     }
+                    pc = *target;
                 }
                 What::Load(a) => {
                     let counts = &mut self.counts[pc as usize];
@@ -177,14 +152,11 @@ impl Gang {
                     atomics::atomic(cx, warp, &mut self.shared, counts, run, a)?;
                     pc += 1;
                 }
-                What::Matrix(m) => match self.gate(cx, warp, s, pc, run, Need::Warp, forced)? {
-                    Gate::Wait => return Ok(()),
-                    Gate::Go(go) => {
-                        let counts = &mut self.counts[pc as usize];
-                        matrix::matrix(cx, warp, &mut self.shared, counts, go, m)?;
-                        pc += 1;
-                    }
-                },
+                What::Matrix(m) => {
+                    let counts = &mut self.counts[pc as usize];
+                    matrix::matrix(cx, warp, &mut self.shared, counts, run, m)?;
+                    pc += 1;
+                }
                 What::Address(a) => {
                     address_op(cx, warp, run, a)?;
                     pc += 1;
@@ -210,17 +182,10 @@ impl Gang {
                     pc += 1;
                 }
                 What::Barrier(b) => {
-                    let need = if b.aligned { Need::Warp } else { Need::Nothing };
-                    let go = match self.gate(cx, warp, s, pc, run, need, forced)? {
-                        Gate::Wait => return Ok(()),
-                        Gate::Go(go) => go,
-                    };
                     self.counts[pc as usize].barriers += 1;
-                    if go != mask {
-                        self.part(warp, s, pc + 1, mask & !go, go);
-                        mask = go;
-                    }
-                    let next = self.barrier(warp, go, b)?;
+                    self.part(warp, s, pc + 1, mask & !run, run);
+                    mask = run;
+                    let next = self.barrier(warp, run, b)?;
                     pc += 1;
                     let stop = self.wait(warp, s, pc, next);
                     self.check_barriers(cx, warp);
@@ -228,14 +193,11 @@ impl Gang {
                         return Ok(());
                     }
                 }
-                What::ClusterBarrier { arrive, aligned, .. } => {
-                    let need = if *aligned { Need::Warp } else { Need::Nothing };
-                    let go = match self.gate(cx, warp, s, pc, run, need, forced)? {
-                        Gate::Wait => return Ok(()),
-                        Gate::Go(go) => go,
-                    };
+                What::ClusterBarrier { arrive, .. } => {
                     self.counts[pc as usize].barriers += 1;
-                    let next = self.cluster_barrier(cx, warp, *arrive, go)?;
+                    self.part(warp, s, pc + 1, mask & !run, run);
+                    mask = run;
+                    let next = self.cluster_barrier(cx, warp, *arrive, run)?;
                     pc += 1;
                     let stop = self.wait(warp, s, pc, next);
                     self.check_cluster(cx, warp);
@@ -260,18 +222,9 @@ impl Gang {
                         *budget = (*budget).min(64);
                     }
                 }
-                What::WarpSync { members } => {
-                    match self.gate(cx, warp, s, pc, run, Need::Members(*members), forced)? {
-                        Gate::Wait => return Ok(()),
-                        Gate::Go(go) => {
-                            warp.sync += 1;
-                            if go != run {
-                                self.part(warp, s, pc, mask & !go, go);
-                                mask = go;
-                            }
-                            pc += 1;
-                        }
-                    }
+                What::WarpSync { .. } => {
+                    warp.sync += 1;
+                    pc += 1;
                 }
                 What::Exit => {
                     warp.live &= !run;
@@ -299,9 +252,7 @@ impl Gang {
                 What::CallIndirect { function, targets } => {
                     let row = warp.regs.wide[*function as usize];
                     let lane = Warp::first(run);
-                    let go = (0..LANES)
-                        .filter(|l| run >> l & 1 == 1 && row[*l] == row[lane])
-                        .fold(0, |m, l| m | 1 << l);
+                    let go = alike(&row, run);
                     let found = function_index(row[lane]).and_then(|i| targets.get(i).cloned().flatten());
                     let Some(call) = found else {
                         return trouble(
@@ -313,7 +264,8 @@ impl Gang {
                     copy_local(cx, warp, go, &call.arguments);
                     if go != mask {
                         // Lanes with another function stay; lanes without one go on.
-                        self.part(warp, s, pc, run & !go, go);
+                        self.leave(warp, s, pc, run & !go, go);
+                        *lanes -= u64::from((run & !go).count_ones());
                         self.part(warp, s, pc + 1, mask & !run, go);
                         mask = go;
                     }
@@ -345,12 +297,11 @@ impl Gang {
                             format!("index {} of a table of {} branch targets", row[lane], targets.len()),
                         );
                     };
-                    let go = (0..LANES)
-                        .filter(|l| run >> l & 1 == 1 && row[*l] == row[lane])
-                        .fold(0, |m, l| m | 1 << l);
+                    let go = alike(&row, run);
                     if go != mask {
                         self.counts[pc as usize].divergent_branches += 1;
-                        self.part(warp, s, pc, run & !go, go);
+                        self.leave(warp, s, pc, run & !go, go);
+                        *lanes -= u64::from((run & !go).count_ones());
                         self.part(warp, s, pc + 1, mask & !run, go);
                         warp.splits[s].pc = target;
                         return Ok(());
@@ -381,7 +332,7 @@ impl Gang {
         }
     }
 
-    /// Whether an operation that needs others can run now.
+    /// Lanes that may run an operation now; `None` if others have to come first.
     #[allow(clippy::too_many_arguments)]
     fn gate(
         &mut self,
@@ -392,17 +343,14 @@ impl Gang {
         run: Mask,
         need: Need,
         forced: bool,
-    ) -> Done<Gate> {
+    ) -> Done<Option<Mask>> {
         let mask = warp.splits[s].mask;
         let (go, required) = match need {
-            Need::Nothing => return Ok(Gate::Go(run)),
+            Need::Nothing => return Ok(Some(run)),
             Need::Warp => (run, warp.live),
             Need::Members(row) => {
                 let row = &warp.regs.narrow[row as usize];
-                let members = row[Warp::first(run)];
-                let mut same = 0;
-                each(run, |l| same |= u32::from(row[l] == members) << l);
-                (same, members & warp.live)
+                (alike(row, run), row[Warp::first(run)] & warp.live)
             }
         };
         let missing = required & !go;
@@ -414,7 +362,7 @@ impl Gang {
                 );
                 return trouble(FaultKind::Divergence, Warp::first(go), message);
             }
-            return Ok(Gate::Go(go));
+            return Ok(Some(go));
         }
         // Lanes that are here but switched off by the guard cannot come.
         let elsewhere = missing & !mask;
@@ -430,10 +378,10 @@ impl Gang {
             }
             warp.splits[s].pc = pc;
             warp.splits[s].wait = Wait::Lanes;
-            return Ok(Gate::Wait);
+            return Ok(None);
         }
         if !cx.options.divergence {
-            return Ok(Gate::Go(go));
+            return Ok(Some(go));
         }
         let lane = Warp::first(missing);
         let why = if elsewhere != 0 { "are elsewhere" } else { "are switched off by its guard" };
@@ -456,6 +404,12 @@ impl Gang {
         warp.splits[s].mask = stay;
     }
 
+    /// Leaves `rest` behind to run the same operation later, which has been counted for them.
+    fn leave(&mut self, warp: &mut Warp, s: usize, pc: u32, rest: Mask, stay: Mask) {
+        self.counts[pc as usize].thread_instructions -= u64::from(rest.count_ones());
+        self.part(warp, s, pc, rest, stay);
+    }
+
     /// Notes where a split goes on. Returns whether it waits.
     fn wait(&mut self, warp: &mut Warp, s: usize, pc: u32, next: Next) -> bool {
         warp.splits[s].pc = pc;
@@ -467,6 +421,14 @@ impl Gang {
             }
         }
     }
+}
+
+/// Lanes of a set that hold the same as its first one.
+fn alike<T: PartialEq>(row: &[T; LANES], mask: Mask) -> Mask {
+    let first = &row[Warp::first(mask)];
+    let mut same = 0;
+    each(mask, |l| same |= u32::from(row[l] == *first) << l);
+    same
 }
 
 /// Copies arguments or return values of some lanes.
@@ -536,7 +498,7 @@ fn address_op(cx: &Context<'_>, warp: &mut Warp, mask: Mask, a: &AddressOp) -> D
 /// The address rows of a system call's arguments lie in local memory.
 pub(super) fn local_value(cx: &Context<'_>, warp: &Warp, lane: usize, at: u32) -> u64 {
     let from = lane * cx.kernel.local_bytes as usize + at as usize;
-    warp.local.get(from..from + 8).map_or(0, |b| b.iter().rev().fold(0, |v, x| v << 8 | u64::from(*x)))
+    warp.local.get(from..from + 8).map_or(0, access::little)
 }
 
 /// Used by `system` to read what a generic address holds.

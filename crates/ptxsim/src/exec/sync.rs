@@ -443,13 +443,7 @@ impl Gang {
                     };
                     if !finished(b) && self.bulk.iter().any(|p| p.mbarrier == (block, at)) {
                         // Copies arrive when someone looks for them.
-                        self.deliver(cx, Some((block, at))).map_err(|f| {
-                            Box::new(super::regs::Trouble {
-                                kind: f.kind,
-                                lane: l as u32,
-                                message: f.message,
-                            })
-                        })?;
+                        self.deliver(Some((block, at)));
                     }
                     let b = &self.shared[block].mbarriers[&(at as u32)];
                     if finished(b) {

@@ -138,6 +138,20 @@ pub(crate) enum What {
     Checked,
 }
 
+impl What {
+    /// Who has to be together before it runs.
+    #[inline(always)]
+    pub(crate) fn need(&self) -> Need {
+        match self {
+            Self::Alu { need, .. } => *need,
+            Self::Matrix(_) | Self::ClusterBarrier { aligned: true, .. } => Need::Warp,
+            Self::Barrier(b) if b.aligned => Need::Warp,
+            Self::WarpSync { members } => Need::Members(*members),
+            _ => Need::Nothing,
+        }
+    }
+}
+
 /// Lanes that have to be together before an operation runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Need {

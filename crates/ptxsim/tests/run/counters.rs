@@ -48,3 +48,37 @@ fn instructions_by_class_and_line() {
     let classes: u64 = stats.classes.values().map(|c| c[0]).sum();
     assert_eq!((lines, classes), (stats.total.warp_instructions, stats.total.warp_instructions));
 }
+
+/// Half of the warp returns early, the rest waits for that at a barrier; then a branch table with three targets.
+const EARLY: &str = r"
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry early()
+{
+    .reg .b32 %r<4>; .reg .pred %p<2>;
+    mov.u32 %r0, %tid.x;
+    setp.ge.u32 %p0, %r0, 16;
+    @%p0 bra OUT;
+    bar.sync 0;
+    rem.u32 %r1, %r0, 3;
+ts: .branchtargets A, B, C;
+    brx.idx %r1, ts;
+A:  bra OUT;
+B:  bra OUT;
+C:  bra OUT;
+OUT:
+    ret;
+}";
+
+#[test]
+fn an_instruction_is_counted_when_it_runs() {
+    let sim = Sim::of(EARLY, 80);
+    let stats = sim.run("early", 1, 32, &[]).unwrap();
+    let at = |line: &str| stats.lines.iter().find(|l| l.line == line).unwrap().counts;
+    let counts = |line: &str| (at(line).warp_instructions, at(line).thread_instructions);
+    assert_eq!(counts("ptx:11"), (1, 16), "the barrier waits once and runs once");
+    // Three targets: the warp runs it three times, each lane once.
+    assert_eq!(counts("ptx:14"), (3, 16));
+    assert_eq!(stats.total.barriers, 1);
+}
