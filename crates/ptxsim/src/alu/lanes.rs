@@ -319,7 +319,7 @@ pub(crate) fn simple(run: OpFn, destinations: Vec<File>, sources: Vec<Source>) -
 }
 
 macro_rules! arity {
-    ($map:ident, $map_imm:ident, $Map:ident, $MapImm:ident, $n:literal, $($T:ident $v:ident $i:tt),*) => {
+    ($map:ident, $map_imm:ident, $Map:ident, $MapImm:ident, $n:tt, $($T:ident $v:ident $i:tt),*) => {
         struct $Map<O, $($T,)* F>(F, PhantomData<fn() -> (O, $($T),*)>);
         impl<O, $($T,)* F: Copy> Clone for $Map<O, $($T,)* F> {
             fn clone(&self) -> Self {
@@ -362,8 +362,9 @@ macro_rules! arity {
         arity!(in Isa, $map, $map_imm, $Map, $MapImm, $n, $($T $v $i),*);
         arity!(in Once, $map, $map_imm, $Map, $MapImm, $n, $($T $v $i),*);
     };
-    (in $Isa:ident, $map:ident, $map_imm:ident, $Map:ident, $MapImm:ident, $n:literal, $($T:ident $v:ident $i:tt),*) => {
-        #[allow(dead_code, reason = "made for every number of sources")]
+    // No rare operation has four sources.
+    (in Once, $map:ident, $map_imm:ident, $Map:ident, $MapImm:ident, "four", $($rest:tt)*) => {};
+    (in $Isa:ident, $map:ident, $map_imm:ident, $Map:ident, $MapImm:ident, $n:tt, $($T:ident $v:ident $i:tt),*) => {
         impl $Isa {
             #[doc = concat!("A function of ", $n, " sources in every lane.")]
             pub(crate) fn $map<O: Out, $($T: Lane,)* F>(self, f: F) -> Form

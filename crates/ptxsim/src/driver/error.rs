@@ -8,7 +8,6 @@ macro_rules! codes {
         /// A `CUresult` other than success.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         #[repr(i32)]
-        #[allow(dead_code, reason = "the table is the driver's, not what is raised here")]
         pub(crate) enum Code { $($variant = $number),* }
 
         const TABLE: &[(i32, &CStr, &CStr)] = &[

@@ -1,11 +1,10 @@
 //! `atom` and `red`.
 
-use super::access::{
-    Done, addresses, by_space, check_address_taint, get, put, set_taint, shared_place, taint_of, trouble,
-};
+use super::access::{by_space, shared_place};
 use super::gang::Context;
 use super::global;
 use super::regs::{LANES, Mask, WideRow};
+use super::rows::{Done, addresses, check_address_taint, get, put, set_taint, taint_of, trouble};
 use super::shared::{Shared, Who};
 use super::warp::{Warp, try_each};
 use crate::fault::FaultKind;

@@ -1,8 +1,9 @@
 //! `cp.async.bulk`: copies of whole ranges and of boxes of a tensor.
 
-use super::access::{Done, addresses, little, shared_place, trouble};
+use super::access::shared_place;
 use super::gang::{Context, Gang};
 use super::regs::Mask;
+use super::rows::{Done, addresses, little, trouble};
 use super::shared::Who;
 use super::tensor;
 use super::warp::{Warp, try_each};
@@ -153,8 +154,9 @@ impl Gang {
         Ok(())
     }
 
-    /// Lets copies arrive that belong to an mbarrier, or all. Returns whether any did.
-    pub(super) fn deliver(&mut self, mbarrier: Option<(usize, usize)>) -> bool {
+    /// Lets copies arrive that belong to an mbarrier, or all. Returns whether any did. `out` is the warp that is taken out of
+    /// the gang.
+    pub(super) fn deliver(&mut self, mut out: Option<&mut Warp>, mbarrier: Option<(usize, usize)>) -> bool {
         let (ready, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut self.bulk)
             .into_iter()
             .partition(|p| mbarrier.is_none_or(|m| p.mbarrier == m));
@@ -172,7 +174,7 @@ impl Gang {
                 m.bytes -= i64::from(p.bytes);
                 m.advance();
             }
-            self.wake_mbarrier(block, at);
+            self.wake_mbarrier(out.as_deref_mut(), block, at);
         }
         any
     }

@@ -182,7 +182,7 @@ impl Gang {
             if self.warps.iter().all(|w| w.live == 0) {
                 break;
             }
-            if !progress && !self.deliver(None) {
+            if !progress && !self.deliver(None, None) {
                 self.answer_waits_or_report(cx)?;
             }
         }

@@ -67,32 +67,10 @@ pub(super) fn find<'a>(view: &'a View, last: &mut usize, address: u64) -> Option
     })
 }
 
-/// What lies near an address, for a message.
+/// An access outside every allocation.
 #[cold]
 pub(super) fn outside(view: &View, address: u64, bytes: u32, lane: usize) -> Box<Trouble> {
-    let what = format!("{bytes} bytes at {address:#x}");
-    let name = |a: &Allocation| match a.name() {
-        Some(n) => format!("variable {n} ({} bytes at {:#x})", a.bytes(), a.base()),
-        None => format!("an allocation of {} bytes at {:#x}", a.bytes(), a.base()),
-    };
-    let at = view.partition_point(|a| a.base() <= address);
-    if let Some((base, len)) = view.freed(address) {
-        let message = format!("{what} are in an allocation of {len} bytes at {base:#x} that was freed");
-        return Box::new(Trouble { kind: FaultKind::OutOfBounds, lane: lane as u32, message });
-    }
-    let message = match (at.checked_sub(1).map(|i| &view[i]), view.get(at)) {
-        (Some(a), _) if address - a.base() < a.bytes() => {
-            format!("{what} reach beyond the end of {}", name(a))
-        }
-        (Some(a), _) if address - a.base() - a.bytes() < 1 << 16 => {
-            format!("{what} start {} bytes after the end of {}", address - a.base() - a.bytes(), name(a))
-        }
-        (_, Some(a)) if a.base() - address < 1 << 12 => {
-            format!("{what} start {} bytes before {}", a.base() - address, name(a))
-        }
-        _ if address < 1 << 20 => format!("{what}: a null pointer, or an offset from one"),
-        _ => format!("{what} are in no allocation (never allocated, or a host pointer)"),
-    };
+    let message = view.describe(address, bytes.into());
     Box::new(Trouble { kind: FaultKind::OutOfBounds, lane: lane as u32, message })
 }
 

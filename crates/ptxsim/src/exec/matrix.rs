@@ -3,9 +3,10 @@
 //! Lane `8 i + r` gives the address of row r of matrix i. Lane l holds, of each matrix, elements 2 (l mod 4) and the next
 //! of row l / 4; transposed, of column l / 4.
 
-use super::access::{Done, addresses, check_address_taint, set_taint, shared_place, taint_of, trouble};
+use super::access::shared_place;
 use super::gang::Context;
 use super::regs::{File, LANES, Mask, Trouble};
+use super::rows::{Done, addresses, check_address_taint, set_taint, taint_of, trouble};
 use super::shared::{Shared, Who, wavefronts};
 use super::warp::Warp;
 use crate::fault::FaultKind;

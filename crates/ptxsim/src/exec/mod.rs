@@ -2,7 +2,7 @@
 //!
 //! * `launch`: a grid over threads of the host. `gang`: blocks that are resident together, their warps in turn. `warp`:
 //!   lanes that diverge and come together. `run`: one operation after the other.
-//! * `access`, `global`, `shared`, `atomics`, `matrix`: memory. `sync`, `mbarrier`, `async_copy`, `bulk`, `tensor`:
+//! * `rows`: lanes of a register. `access`, `global`, `shared`, `atomics`, `matrix`: memory. `sync`, `mbarrier`, `async_copy`, `bulk`, `tensor`:
 //!   what waits and what is waited for. `taint`: reads of memory that was never written. `system`: `printf`, `assert`.
 //! * [`regs`]: registers, and what `crate::alu` runs on them.
 
@@ -16,6 +16,7 @@ pub mod launch;
 mod matrix;
 mod mbarrier;
 pub mod regs;
+mod rows;
 mod run;
 mod shared;
 mod sync;

@@ -1,8 +1,9 @@
 //! Runs a warp.
 
-use super::access::{self, Done, get, put, set_taint, taint_of, trouble};
+use super::access;
 use super::gang::{Context, Gang};
 use super::regs::{LANES, Mask, Trouble, WideRow};
+use super::rows::{Done, get, little, put, set_taint, taint_of, trouble};
 use super::sync::{Next, check_branch_taint};
 use super::taint;
 use super::warp::{Frame, Pick, Split, Wait, Warp, each};
@@ -206,7 +207,6 @@ impl Gang {
                     }
                 }
                 What::Mbarrier(m) => {
-                    // A wait looks at copies and may wake this warp's own splits, which are not in the gang now.
                     let waits = matches!(**m, crate::program::Mbarrier::Wait { .. });
                     let next = self.mbarrier(cx, warp, run, m)?;
                     pc += 1;
@@ -498,7 +498,7 @@ fn address_op(cx: &Context<'_>, warp: &mut Warp, mask: Mask, a: &AddressOp) -> D
 /// The address rows of a system call's arguments lie in local memory.
 pub(super) fn local_value(cx: &Context<'_>, warp: &Warp, lane: usize, at: u32) -> u64 {
     let from = lane * cx.kernel.local_bytes as usize + at as usize;
-    warp.local.get(from..from + 8).map_or(0, access::little)
+    warp.local.get(from..from + 8).map_or(0, little)
 }
 
 /// Used by `system` to read what a generic address holds.

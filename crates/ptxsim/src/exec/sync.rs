@@ -1,10 +1,11 @@
 //! Barriers, mbarriers and `cp.async`.
 
-use super::access::{Done, addresses, check_address_taint, put, shared_place, taint_of, trouble};
+use super::access::shared_place;
 use super::async_copy::Copy;
 use super::gang::{Context, Gang};
 use super::mbarrier::{MAX_COUNT, MbarrierState};
 use super::regs::{File, LANES, Mask};
+use super::rows::{Done, addresses, check_address_taint, put, taint_of, trouble};
 use super::shared::Who;
 use super::warp::{Wait, Warp, each, try_each};
 use crate::fault::FaultKind;
@@ -305,10 +306,12 @@ impl Gang {
         }
     }
 
-    /// Wakes those who wait for the phase of an mbarrier that has ended.
-    pub(super) fn wake_mbarrier(&mut self, block: usize, at: usize) {
-        let Some(state) = self.shared[block].mbarriers.get(&(at as u32)).cloned() else { return };
-        self.warps.iter_mut().for_each(|w| wake_one(w, block, at, &state));
+    /// Wakes those who wait for the phase of an mbarrier that has ended. `out` is the warp that is taken out of the gang.
+    pub(super) fn wake_mbarrier(&mut self, out: Option<&mut Warp>, block: usize, at: usize) {
+        let Some(state) = self.shared[block].mbarriers.get(&(at as u32)) else { return };
+        for warp in self.warps.iter_mut().chain(out) {
+            wake_one(warp, block, at, state);
+        }
         self.stuck = 0;
     }
 
@@ -398,9 +401,7 @@ impl Gang {
                     each(mask, |l| warp.regs.wide[*row as usize][l] = tokens[l]);
                 }
                 for (block, at) in ended {
-                    self.wake_mbarrier(block, at);
-                    let state = self.shared[block].mbarriers[&(at as u32)].clone();
-                    wake_one(warp, block, at, &state);
+                    self.wake_mbarrier(Some(warp), block, at);
                 }
                 Ok(Next::On)
             }
@@ -420,7 +421,7 @@ impl Gang {
                     Ok(())
                 })?;
                 for (block, at) in ended {
-                    self.wake_mbarrier(block, at);
+                    self.wake_mbarrier(Some(warp), block, at);
                 }
                 Ok(Next::On)
             }
@@ -443,7 +444,7 @@ impl Gang {
                     };
                     if !finished(b) && self.bulk.iter().any(|p| p.mbarrier == (block, at)) {
                         // Copies arrive when someone looks for them.
-                        self.deliver(Some((block, at)));
+                        self.deliver(Some(warp), Some((block, at)));
                     }
                     let b = &self.shared[block].mbarriers[&(at as u32)];
                     if finished(b) {
@@ -500,7 +501,7 @@ impl Gang {
 }
 
 /// Wakes splits of a warp that wait for an ended phase.
-pub(super) fn wake_one(warp: &mut Warp, block: usize, at: usize, state: &MbarrierState) {
+fn wake_one(warp: &mut Warp, block: usize, at: usize, state: &MbarrierState) {
     let mut woken = false;
     for s in 0..warp.splits.len() {
         if let Wait::Mbarrier { block: b, at: a, phase, done } = warp.splits[s].wait

@@ -1,8 +1,8 @@
 //! `printf` and `assert` of kernels.
 
-use super::access::{Done, trouble};
 use super::gang::Context;
 use super::regs::Mask;
+use super::rows::{Done, trouble};
 use super::run::{byte_at, local_value};
 use super::warp::{Warp, try_each};
 use crate::fault::FaultKind;

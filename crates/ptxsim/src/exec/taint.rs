@@ -1,7 +1,7 @@
 //! How dependence on memory that was never written goes through registers.
 
-use super::access::{set_taint, taint_of};
 use super::regs::{File, Mask, Taint};
+use super::rows::{set_taint, taint_of};
 use super::warp::Warp;
 use crate::program::Flow;
 

@@ -1,14 +1,15 @@
 //! A kernel and all it calls, to one list of operations.
 
+use super::calls::reach;
 use super::code::*;
-use super::flow::{Blocks, Exits, Uses, assign, intervals};
-use super::operands::{Layout, Place, Rows, file_of, flatten, literal, symbols};
-use super::{FUNCTION_BASE, FUNCTION_STRIDE, Image, LoadError};
+use super::operands::{Layout, Place, Rows, flatten, literal};
+use super::plan::{branch_targets, label, plan};
+use super::{Image, LoadError};
 use crate::alu;
 use crate::card::Card;
 use crate::exec::regs::{File, Literal, Op, Source};
 use crate::options::Options;
-use crate::ptx::ast::{Base, Function, Instruction, Operand, RegisterId, Special, Type};
+use crate::ptx::ast::{Function, Instruction, Operand, RegisterId, Special, Type};
 use crate::stats::Class;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -131,233 +132,6 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
         files: rows.files,
         sources: module.files.clone(),
     })
-}
-
-/// The kernel and the functions that it may call, itself first.
-fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> {
-    let module = &image.module;
-    let by_name: HashMap<&str, usize> = module
-        .functions
-        .iter()
-        .enumerate()
-        .filter(|(_, f)| !f.declaration)
-        .map(|(i, f)| (f.name.as_str(), i))
-        .collect();
-    let mut reached = vec![kernel];
-    let mut edges: Vec<(usize, usize)> = Vec::new();
-    let mut at = 0;
-    let mut indirect = false;
-    while at < reached.len() {
-        let from = reached[at];
-        at += 1;
-        let mut names = std::collections::HashSet::new();
-        for i in &module.functions[from].body {
-            i.operands.iter().for_each(|o| symbols(o, &mut names));
-            indirect |= &*i.opcode == "call" && matches!(i.operands.get(1), Some(Operand::Register(_)));
-        }
-        let mut names: Vec<&str> = names.into_iter().collect();
-        names.sort_unstable();
-        for to in names.into_iter().filter_map(|n| by_name.get(n)) {
-            edges.push((from, *to));
-            if !reached.contains(to) {
-                reached.push(*to);
-            }
-        }
-        if at == reached.len() && indirect {
-            // Any function whose address stands in a table may be called.
-            for v in &module.variables {
-                let relocations = v.init.iter().flat_map(|i| &i.relocations);
-                for to in relocations.filter_map(|r| by_name.get(r.symbol.as_str())) {
-                    if !reached.contains(to) {
-                        reached.push(*to);
-                    }
-                }
-            }
-        }
-    }
-    // Local memory and registers have one place a function: no recursion.
-    let mut state = HashMap::new();
-    for start in &reached {
-        let mut work = vec![(*start, false)];
-        while let Some((f, done)) = work.pop() {
-            if done {
-                state.insert(f, 2);
-                continue;
-            }
-            match state.get(&f) {
-                Some(_) => continue,
-                None => state.insert(f, 1),
-            };
-            work.push((f, true));
-            for (_, to) in edges.iter().filter(|(from, _)| *from == f) {
-                match state.get(to) {
-                    Some(1) => {
-                        return Err(format!(
-                            "{} calls itself: recursion is not supported",
-                            module.functions[*to].name
-                        ));
-                    }
-                    Some(_) => {}
-                    None => work.push((*to, false)),
-                }
-            }
-        }
-    }
-    Ok(reached)
-}
-
-/// Rows of a function's registers, the order of its instructions, and how many 32-bit registers live at once.
-fn plan(function: &Function, rows: &mut Rows) -> Result<(Vec<u32>, Vec<u32>, usize), String> {
-    let n = function.body.len();
-    let mut order = vec![0; n];
-    if n == 0 {
-        return Ok((Vec::new(), order, 0));
-    }
-    let exits = function.body.iter().map(|i| exits(function, i)).collect::<Result<Vec<_>, _>>()?;
-    let uses: Vec<Uses> = function.body.iter().map(uses).collect();
-    let count = function.registers.len();
-    if uses.iter().any(|u| u.reads.iter().chain(&u.writes).any(|r| *r as usize >= count)) {
-        return Err("an instruction names a register that does not exist".into());
-    }
-    let blocks = Blocks::new(&exits);
-    let position = blocks.order();
-    for (b, p) in position.iter().enumerate() {
-        order[blocks.starts[b]..blocks.starts[b + 1]].fill(*p as u32);
-    }
-    let spans = intervals(&blocks, &uses, count);
-    let mut all = vec![u32::MAX; count];
-    for file in [File::Narrow, File::Wide, File::Pred] {
-        let first = match file {
-            File::Narrow => rows.files.narrow,
-            File::Wide => rows.files.wide,
-            File::Pred => rows.files.preds,
-        };
-        let (assigned, end) =
-            assign(&spans, |r| file_of(function.registers[r].ty) == Some(file), first as u32);
-        all.iter_mut().zip(&assigned).filter(|(_, a)| **a != u32::MAX).for_each(|(to, a)| *to = *a);
-        match file {
-            File::Narrow => rows.files.narrow = end as usize,
-            File::Wide => rows.files.wide = end as usize,
-            File::Pred => rows.files.preds = end as usize,
-        }
-    }
-    // Most registers that live at once, in 32-bit units: what a compiler would need at least.
-    let mut change = vec![0i64; n + 1];
-    for (r, span) in spans.iter().enumerate() {
-        let size = match file_of(function.registers[r].ty) {
-            Some(File::Narrow) => 1,
-            Some(File::Wide) => 2,
-            _ => 0,
-        };
-        if let Some((a, b)) = span {
-            change[*a] += size;
-            change[b + 1] -= size;
-        }
-    }
-    let peak = change.iter().scan(0i64, |now, c| {
-        *now += c;
-        Some(*now)
-    });
-    Ok((all, order, peak.max().unwrap_or(0).max(0) as usize))
-}
-
-/// Where a label stands.
-pub(super) fn label(function: &Function, operand: &Operand) -> Result<usize, String> {
-    match operand {
-        Operand::Label(l) => function.labels.get(*l).map(|(_, i)| *i).ok_or_else(|| "unknown label".into()),
-        other => Err(format!("expected a label, got {other:?}")),
-    }
-}
-
-/// Labels of a `.branchtargets` list.
-pub(super) fn branch_targets(function: &Function, operand: Option<&Operand>) -> Result<Vec<usize>, String> {
-    let find = |name: &str| {
-        let (_, labels) = function.branch_targets.iter().find(|(n, _)| n == name)?;
-        labels
-            .iter()
-            .map(|l| function.labels.iter().find(|(n, _)| n == l).map(|(_, i)| *i))
-            .collect::<Option<Vec<_>>>()
-    };
-    match operand {
-        Some(Operand::Symbol(name, 0)) => {
-            find(name).ok_or_else(|| format!("{name} is no .branchtargets list"))
-        }
-        Some(Operand::Label(l)) => {
-            let name = function.labels.get(*l).map(|(n, _)| n.as_str()).unwrap_or_default();
-            find(name).ok_or_else(|| format!("{name} is no .branchtargets list"))
-        }
-        other => Err(format!("expected a .branchtargets list, got {other:?}")),
-    }
-}
-
-fn exits(function: &Function, i: &Instruction) -> Result<Exits, String> {
-    let guarded = i.guard.is_some();
-    Ok(match &*i.opcode {
-        "bra" => {
-            let to = i.operands.first().ok_or("bra without a target")?;
-            Exits { falls: guarded, to: vec![label(function, to)?] }
-        }
-        "brx" => Exits { falls: guarded, to: branch_targets(function, i.operands.get(1))? },
-        "ret" | "exit" | "trap" => Exits { falls: guarded, to: Vec::new() },
-        _ => Exits { falls: true, to: Vec::new() },
-    })
-}
-
-/// Whether the first operand is where the result goes.
-fn writes_first(i: &Instruction) -> bool {
-    if !matches!(
-        i.operands.first(),
-        Some(Operand::Register(_) | Operand::Vector(_) | Operand::Pair(..) | Operand::Sink)
-    ) {
-        return false;
-    }
-    match &*i.opcode {
-        "bar" | "barrier" => i.has("red"),
-        "mbarrier" => !(i.has("init") || i.has("inval") || i.has("expect_tx") && !i.has("arrive")),
-        "st" | "stmatrix" | "red" | "bra" | "brx" | "call" | "prefetch" | "prefetchu" | "cp" | "membar"
-        | "fence" | "nanosleep" | "pmevent" | "discard" | "applypriority" | "setmaxnreg"
-        | "griddepcontrol" | "tensormap" | "multimem" | "trap" | "exit" | "ret" | "brkpt" | "wmma" => {
-            &*i.opcode == "wmma" && !i.has("store")
-        }
-        _ => true,
-    }
-}
-
-/// Registers an instruction reads and writes.
-fn uses(i: &Instruction) -> Uses {
-    let mut uses = Uses { partial: i.guard.is_some(), ..Uses::default() };
-    uses.reads.extend(i.guard.map(|g| g.register));
-    for (n, operand) in i.operands.iter().enumerate() {
-        let mut found = Vec::new();
-        registers(operand, &mut found);
-        let results = &*i.opcode == "call" && n == 0;
-        if n == 0 && writes_first(i) || results {
-            uses.writes.extend(found);
-        } else {
-            uses.reads.extend(found);
-        }
-    }
-    uses
-}
-
-fn registers(operand: &Operand, out: &mut Vec<RegisterId>) {
-    match operand {
-        Operand::Register(r) | Operand::Not(r) => out.push(*r),
-        Operand::Vector(list) | Operand::List(list) => list.iter().for_each(|o| registers(o, out)),
-        Operand::Pair(a, b) => {
-            registers(a, out);
-            registers(b, out);
-        }
-        Operand::Address(a) | Operand::Tensor(a, _) => {
-            if let Base::Register(r) = a.base {
-                out.push(r);
-            }
-            if let Operand::Tensor(_, lists) = operand {
-                lists.iter().flatten().for_each(|o| registers(o, out));
-            }
-        }
-        _ => {}
-    }
 }
 
 /// Operations that control may reach in another way than from the one before.
@@ -646,10 +420,4 @@ impl Decoder<'_> {
             other => Err(format!("cannot call {other:?}")),
         }
     }
-}
-
-/// The function whose address this is.
-pub(crate) fn function_index(address: u64) -> Option<usize> {
-    let offset = address.checked_sub(FUNCTION_BASE)?;
-    offset.is_multiple_of(FUNCTION_STRIDE).then_some((offset / FUNCTION_STRIDE) as usize)
 }

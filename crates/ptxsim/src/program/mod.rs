@@ -3,17 +3,20 @@
 //! * [`Image`]: a module whose variables have addresses.
 //! * `decode`: a kernel and all it calls, to one list of operations; `operands` gives registers, literals and symbols
 //!   rows, `memory_ops` decodes what touches memory, `sync_ops` what waits.
-//! * `flow`: control flow, liveness and rows.
+//! * `calls`: functions that a kernel reaches. `plan`: what its instructions read, write and lead to, for `flow`: control
+//!   flow, liveness and rows.
 
+mod calls;
 mod code;
 mod decode;
 mod flow;
 mod memory_ops;
 mod operands;
+mod plan;
 mod sync_ops;
 
+pub(crate) use calls::function_index;
 pub(crate) use code::*;
-pub(crate) use decode::function_index;
 
 pub use code::Kernel;
 
