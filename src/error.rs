@@ -137,6 +137,24 @@ pub enum Error {
         /// Token that is needed.
         got: usize,
     },
+    /// A device address that cannot be used.
+    #[error("{what}: address {got:#x} must be device memory aligned to {align} bytes")]
+    Address {
+        /// Which argument.
+        what: &'static str,
+        /// The address.
+        got: u64,
+        /// Bytes of alignment needed.
+        align: usize,
+    },
+    /// The CUDA driver, or what it was asked for, failed.
+    #[error("CUDA, {what}: {problem}")]
+    Cuda {
+        /// What was being done.
+        what: &'static str,
+        /// What the driver says, and what to do about it.
+        problem: String,
+    },
     /// An exported page that does not fit or is damaged.
     #[error("page: {problem}; expected {expected}, got {got}")]
     Page {

@@ -60,6 +60,8 @@ pub mod backend;
 pub mod cache;
 mod config;
 mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod error;
 mod format;
 pub mod layout;

@@ -106,7 +106,7 @@ pub struct Shape {
 }
 
 impl Shape {
-    fn contiguous(dims: [usize; 3]) -> Self {
+    pub(crate) fn contiguous(dims: [usize; 3]) -> Self {
         let [t, h, d] = dims;
         // Sizes that overflow reach beyond any data, which `check` finds.
         let row = h.saturating_mul(d);
@@ -124,7 +124,30 @@ impl Shape {
         }
     }
 
-    fn check(&self, what: &'static str, len: usize, unique: bool) -> Result<()> {
+    /// Contiguous `[batch, heads, tokens, dim]` data.
+    pub(crate) fn batch_first(what: &'static str, dims: [usize; 4]) -> Result<Self> {
+        let [_, h, t, d] = dims;
+        let head = t.saturating_mul(d);
+        Self::batch_first_strided(what, dims, [h.saturating_mul(head), head, d, 1])
+    }
+
+    /// `[batch, heads, tokens, dim]` data with these strides, in the same order.
+    pub(crate) fn batch_first_strided(
+        what: &'static str,
+        dims: [usize; 4],
+        strides: [usize; 4],
+    ) -> Result<Self> {
+        let [b, h, t, d] = dims;
+        let [sb, sh, st, sd] = strides;
+        let tokens = b.checked_mul(t).ok_or_else(|| Error::Shape {
+            what,
+            expected: "batch * tokens that fit in a usize".into(),
+            got: format!("{dims:?}"),
+        })?;
+        Ok(Self { dims: [tokens, h, d], batch_tokens: t, strides: [sb, st, sh, sd] })
+    }
+
+    pub(crate) fn check(&self, what: &'static str, len: usize, unique: bool) -> Result<()> {
         let [t, h, d] = self.dims;
         if t > 0 && (self.batch_tokens == 0 || t % self.batch_tokens != 0) {
             return Err(Error::Shape {
@@ -186,9 +209,7 @@ macro_rules! constructors {
             /// # Errors
             /// [`Error::Strides`] if the data are too short.
             pub fn bhtd(data: impl Into<$data<'a>>, dims: [usize; 4]) -> Result<Self> {
-                let [_, h, t, d] = dims;
-                let head = t.saturating_mul(d);
-                Self::bhtd_strided(data, dims, [h.saturating_mul(head), head, d, 1])
+                Self::new(data, Shape::batch_first($what, dims)?)
             }
 
             /// A view of `[batch, heads, tokens, dim]` data with these strides (in elements, same order).
@@ -200,14 +221,7 @@ macro_rules! constructors {
                 dims: [usize; 4],
                 strides: [usize; 4],
             ) -> Result<Self> {
-                let [b, h, t, d] = dims;
-                let [sb, sh, st, sd] = strides;
-                let tokens = b.checked_mul(t).ok_or_else(|| Error::Shape {
-                    what: $what,
-                    expected: "batch * tokens that fit in a usize".into(),
-                    got: format!("{dims:?}"),
-                })?;
-                Self::new(data, Shape { dims: [tokens, h, d], batch_tokens: t, strides: [sb, st, sh, sd] })
+                Self::new(data, Shape::batch_first_strided($what, dims, strides)?)
             }
 
             /// A view with any shape and strides.

@@ -1,0 +1,294 @@
+//! nvcc: finding it, choosing architectures, running it in parallel, keeping what has not changed.
+
+use std::ffi::OsString;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{env, fs, thread};
+
+/// The oldest toolkit that is supported.
+const OLDEST: (u32, u32) = (12, 4);
+
+/// Machine code is made for these where nobody asks for others, as far as the toolkit knows them.
+const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
+
+/// PTX is added for the lowest architecture, and for these where they are listed: their instructions for FP8 and for
+/// clusters have no older form. It serves cards that are newer than the toolkit.
+const PTX_TOO: [u32; 2] = [89, 90];
+
+const VARIABLES: [&str; 9] = [
+    "NVCC",
+    "CUDA_HOME",
+    "CUDA_PATH",
+    "CUDA_ROOT",
+    "CUDA_TOOLKIT_ROOT_DIR",
+    "CUDA_COMPUTE_CAP",
+    "NVCC_CCBIN",
+    "NVCC_FLAGS",
+    "DOCS_RS",
+];
+
+type Result<T> = std::result::Result<T, String>;
+
+/// Builds all images and writes `images.rs`, the table of them.
+pub(crate) fn run() -> Result<()> {
+    for v in VARIABLES {
+        println!("cargo:rerun-if-env-changed={v}");
+    }
+    for folder in ["kernels", "build"] {
+        println!("cargo:rerun-if-changed={folder}");
+    }
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set; cargo sets it")?);
+    let sources = if env::var_os("DOCS_RS").is_some() { Vec::new() } else { files("kernels", "cu")? };
+    if !sources.is_empty() {
+        let compiler = Compiler::new()?;
+        compiler.build_all(&sources, &out)?;
+    }
+    let mut table = String::from("&[\n");
+    for source in &sources {
+        let name = stem(source);
+        table += &format!(
+            "    Image {{ name: {name:?}, bytes: include_bytes!(concat!(env!(\"OUT_DIR\"), \"/{name}.fatbin\")) }},\n"
+        );
+    }
+    write(&out.join("images.rs"), &(table + "]\n"))
+}
+
+/// nvcc with everything that its output depends on, sources aside.
+struct Compiler {
+    nvcc: PathBuf,
+    flags: Vec<String>,
+    environment: Vec<(OsString, OsString)>,
+    key: DefaultHasher,
+}
+
+impl Compiler {
+    fn new() -> Result<Self> {
+        let nvcc = find()?;
+        let version = version(&nvcc)?;
+        if version < OLDEST {
+            return Err(format!(
+                "{} is of CUDA {}.{}; {}.{} or newer is needed. Set CUDA_HOME or NVCC to another toolkit.",
+                nvcc.display(),
+                version.0,
+                version.1,
+                OLDEST.0,
+                OLDEST.1
+            ));
+        }
+        // Contraction would change the last bit of what the CPU computes; nothing flushes subnormals to 0.
+        let mut flags: Vec<String> =
+            ["-fatbin", "-std=c++17", "-O3", "-lineinfo", "-Ikernels", "-fmad=false", "-Xptxas", "-v"]
+                .map(String::from)
+                .into();
+        if version >= (12, 9) {
+            flags.push("--compress-mode=size".into());
+        }
+        flags.extend(architecture_flags(&nvcc)?);
+        flags.extend(env::var("NVCC_FLAGS").unwrap_or_default().split_whitespace().map(String::from));
+        let host = host_compiler()?;
+        flags.push(format!("-ccbin={}", host.program.display()));
+        if host.msvc {
+            // The headers of newer toolkits insist on it.
+            flags.push("-Xcompiler=/Zc:preprocessor".into());
+        }
+        let mut key = DefaultHasher::new();
+        (version, &flags).hash(&mut key);
+        for header in files("kernels", "h")?.into_iter().chain(files("kernels", "cuh")?) {
+            read(&header)?.hash(&mut key);
+        }
+        Ok(Self { nvcc, flags, environment: host.environment, key })
+    }
+
+    /// Compiles what has changed, on as many cores as cargo allows.
+    fn build_all(&self, sources: &[PathBuf], out: &Path) -> Result<()> {
+        let jobs = env::var("NUM_JOBS").ok().and_then(|j| j.parse().ok()).unwrap_or(1usize);
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(None);
+        let work = || {
+            while let Some(source) = sources.get(next.fetch_add(1, Ordering::Relaxed)) {
+                if let Err(problem) = self.build(source, out) {
+                    failed.lock().map(|mut f| f.get_or_insert(problem).truncate(20_000)).ok();
+                    next.store(sources.len(), Ordering::Relaxed);
+                }
+            }
+        };
+        thread::scope(|scope| {
+            for _ in 0..jobs.clamp(1, sources.len()) {
+                scope.spawn(work);
+            }
+        });
+        match failed.into_inner() {
+            Ok(Some(problem)) => Err(problem),
+            _ => Ok(()),
+        }
+    }
+
+    fn build(&self, source: &Path, out: &Path) -> Result<()> {
+        let image = out.join(stem(source)).with_extension("fatbin");
+        let (stamp, report) = (image.with_extension("key"), image.with_extension("ptxas"));
+        let mut key = self.key.clone();
+        read(source)?.hash(&mut key);
+        let key = format!("{:016x}", key.finish());
+        if image.exists() && report.exists() && fs::read_to_string(&stamp).is_ok_and(|k| k == key) {
+            return Ok(());
+        }
+        let mut command = Command::new(&self.nvcc);
+        command.args(&self.flags).arg(source).arg("-o").arg(&image);
+        command.envs(self.environment.iter().map(|(k, v)| (k, v)));
+        command.stdin(Stdio::null());
+        let output = command.output().map_err(|e| format!("{} does not start: {e}", self.nvcc.display()))?;
+        let said =
+            String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+        if !output.status.success() {
+            let unsupported =
+                ["unsupported GNU version", "unsupported Microsoft Visual Studio", "unsupported clang"];
+            let hint = if unsupported.iter().any(|u| said.contains(u)) {
+                "\nThis CUDA does not know the host compiler: set NVCC_CCBIN to an older one, for example g++-13."
+            } else {
+                ""
+            };
+            return Err(format!("{}: {command:?}\n{said}{hint}", source.display()));
+        }
+        // Registers and spills of every kernel, for `cargo xtask kernels` and a test.
+        write(&report, &said)?;
+        write(&stamp, &key)
+    }
+}
+
+/// The compiler that nvcc hands host code to.
+struct Host {
+    program: PathBuf,
+    environment: Vec<(OsString, OsString)>,
+    msvc: bool,
+}
+
+fn host_compiler() -> Result<Host> {
+    // `cc` knows CXX, cross prefixes and where cl.exe is; nvcc alone does not.
+    let found = cc::Build::new().cpp(true).cargo_metadata(false).try_get_compiler();
+    let given = env::var_os("NVCC_CCBIN").map(PathBuf::from);
+    match (given, found) {
+        (Some(program), Ok(tool)) => {
+            Ok(Host { program, environment: owned(&tool), msvc: tool.is_like_msvc() })
+        }
+        (Some(program), Err(_)) => Ok(Host { program, environment: Vec::new(), msvc: false }),
+        (None, Ok(tool)) => {
+            Ok(Host { program: tool.path().to_owned(), environment: owned(&tool), msvc: tool.is_like_msvc() })
+        }
+        (None, Err(e)) => Err(format!(
+            "nvcc needs a C++ compiler and none was found ({e}). Install one, or set CXX or NVCC_CCBIN."
+        )),
+    }
+}
+
+fn owned(tool: &cc::Tool) -> Vec<(OsString, OsString)> {
+    tool.get_envs().map(|(k, v)| (k.to_owned(), v.to_owned())).collect()
+}
+
+fn find() -> Result<PathBuf> {
+    if let Some(nvcc) = env::var_os("NVCC").filter(|v| !v.is_empty()) {
+        let nvcc = PathBuf::from(nvcc);
+        return if nvcc.is_file() { Ok(nvcc) } else { Err(format!("NVCC={} is no file", nvcc.display())) };
+    }
+    let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"];
+    let roots = roots.iter().filter_map(env::var_os).map(|r| PathBuf::from(r).join("bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/lib/cuda/bin"].map(PathBuf::from);
+    let name = format!("nvcc{}", env::consts::EXE_SUFFIX);
+    let mut tried = Vec::new();
+    for folder in roots.chain(env::split_paths(&path)).chain(usual) {
+        let nvcc = folder.join(&name);
+        if nvcc.is_file() {
+            return Ok(nvcc);
+        }
+        tried.push(folder.display().to_string());
+    }
+    Err(format!(
+        "nvcc was not found. Install the CUDA toolkit ({}.{} or newer) and put nvcc on PATH, or set CUDA_HOME or NVCC.\n\
+         A GPU is not needed to build. Without the feature `cuda`, qkv builds with its CPU backend only.\n\
+         Looked in: {}",
+        OLDEST.0,
+        OLDEST.1,
+        tried.join(", ")
+    ))
+}
+
+fn version(nvcc: &Path) -> Result<(u32, u32)> {
+    let said = ask(nvcc, "--version")?;
+    let parse = || {
+        let (major, rest) = said.split_once("release ")?.1.split_once('.')?;
+        let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
+        Some((major.parse().ok()?, minor.parse().ok()?))
+    };
+    parse().ok_or_else(|| format!("{} --version says nothing of a release:\n{said}", nvcc.display()))
+}
+
+fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
+    let listed = ask(nvcc, "--list-gpu-arch")?;
+    let known: Vec<u32> =
+        listed.split_whitespace().filter_map(|a| a.strip_prefix("compute_")?.parse().ok()).collect();
+    let asked = env::var("CUDA_COMPUTE_CAP").unwrap_or_default();
+    let mut wanted = match asked.trim() {
+        "" | "all" => ARCHITECTURES.iter().copied().filter(|a| known.contains(a)).collect(),
+        list => list
+            .split([',', ';', ' '])
+            .filter(|a| !a.is_empty())
+            .map(|a| {
+                let number = a.trim_start_matches("sm_").replace('.', "");
+                let number = number.parse().map_err(|_| {
+                    format!("CUDA_COMPUTE_CAP={asked}: {a} is no architecture; give numbers such as 80,90")
+                })?;
+                if number < 80 {
+                    return Err(format!(
+                        "CUDA_COMPUTE_CAP={asked}: the kernels need compute capability 8.0 or more"
+                    ));
+                }
+                if !known.contains(&number) {
+                    return Err(format!(
+                        "CUDA_COMPUTE_CAP={asked}: {} does not know {number}, it knows {known:?}",
+                        nvcc.display()
+                    ));
+                }
+                Ok(number)
+            })
+            .collect::<Result<Vec<u32>>>()?,
+    };
+    wanted.sort_unstable();
+    wanted.dedup();
+    let lowest = *wanted.first().ok_or("no architecture is left to build for; set CUDA_COMPUTE_CAP")?;
+    let machine = wanted.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}"));
+    let ptx = wanted.iter().filter(|a| **a == lowest || PTX_TOO.contains(a));
+    Ok(machine.chain(ptx.map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"))).collect())
+}
+
+fn ask(nvcc: &Path, question: &str) -> Result<String> {
+    let output = Command::new(nvcc)
+        .arg(question)
+        .output()
+        .map_err(|e| format!("{} does not start: {e}", nvcc.display()))?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn files(folder: &str, extension: &str) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).map_err(|e| format!("{folder}: {e}"))?;
+    let mut found: Vec<PathBuf> = entries
+        .filter_map(|e| e.ok().map(|e| e.path()))
+        .filter(|p| p.extension().is_some_and(|e| e == extension))
+        .collect();
+    found.sort();
+    Ok(found)
+}
+
+fn stem(path: &Path) -> String {
+    path.file_stem().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+fn read(path: &Path) -> Result<Vec<u8>> {
+    fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()))
+}

@@ -1,0 +1,119 @@
+/* Types shared by the kernels and the Rust side: plain C, fixed widths, no padding that is not written out.
+ *
+ * src/cuda/abi.rs is made from this file (QKV_BLESS=1 cargo build --features bindgen) and asserts every size and offset; the
+ * sizes are asserted here too, so that a compiler which lays a struct out differently stops. Addresses of device memory are
+ * uint64_t. Strides are in elements. */
+#ifndef QKV_ABI_H
+#define QKV_ABI_H
+#include <stdint.h>
+
+#ifdef __cplusplus
+#define QKV_SIZE(type, bytes) static_assert(sizeof(struct type) == (bytes), #type " has another size than in Rust")
+#else
+#define QKV_SIZE(type, bytes) _Static_assert(sizeof(struct type) == (bytes), #type " has another size than in Rust")
+#endif
+
+/* Tokens of a tile. */
+#define QKV_TILE 64
+/* Channels of a head at most. */
+#define QKV_MAX_DIM 512
+/* Elements of a group at most, outside a cache. */
+#define QKV_MAX_GROUP 256
+
+/* Element types of tensors. */
+#define QKV_F16 0
+#define QKV_BF16 1
+#define QKV_F32 2
+
+/* Kinds of formats. */
+#define QKV_KIND_F16 0
+#define QKV_KIND_BF16 1
+#define QKV_KIND_AFFINE 2
+#define QKV_KIND_E4M3 3
+#define QKV_KIND_E5M2 4
+
+/* Fits of affine groups. */
+#define QKV_FIT_MIN_MAX 0
+#define QKV_FIT_ERROR_OPTIMAL 1
+#define QKV_FIT_HQQ 2
+
+/* Which elements share an FP8 scale. */
+#define QKV_SCALE_TENSOR 0
+#define QKV_SCALE_HEAD 1
+#define QKV_SCALE_TOKEN_HEAD 2
+
+/* Orders of stored codes. */
+#define QKV_ORDER_ROW 0
+#define QKV_ORDER_FRAGMENT 1
+
+/* A strided tensor [tokens, heads, dim]; tokens come in batch rows of `batch_tokens`. */
+struct QkvTensor {
+  /* Address of element (0, 0, 0). */
+  uint64_t data;
+  /* Elements between batch rows, tokens, heads and channels. */
+  int64_t strides[4];
+  uint64_t tokens;
+  uint64_t batch_tokens;
+  uint32_t heads;
+  uint32_t dim;
+  /* QKV_F16, QKV_BF16 or QKV_F32. */
+  uint32_t dtype;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvTensor, 72);
+
+/* How keys or values are stored. */
+struct QkvFormat {
+  /* QKV_KIND_... */
+  uint32_t kind;
+  /* Bits of a code. */
+  uint32_t bits;
+  /* Elements of a group. */
+  uint32_t group;
+  /* 1: a group is neighbouring tokens of one channel; 0: neighbouring channels of one token. */
+  uint32_t per_channel;
+  /* QKV_FIT_... */
+  uint32_t fit;
+  /* Passes of the half-quadratic fit. */
+  uint32_t iterations;
+  /* p - 1 and 1 / beta of that fit. */
+  float exponent;
+  float weight;
+  /* Channels of a rotation block, 0 = none. */
+  uint32_t rotate;
+  /* 1: keys are centred on the mean of tile 0. */
+  uint32_t center;
+  /* QKV_SCALE_... of FP8. */
+  uint32_t granularity;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvFormat, 48);
+
+/* Where one operand's codes and pairs lie in a page: the twin of OperandLayout. */
+struct QkvOperand {
+  /* Channels. */
+  uint32_t dim;
+  /* First byte of the codes, bytes of their section, bytes of one token's codes in row order. */
+  uint32_t codes;
+  uint32_t code_bytes;
+  uint32_t row_bytes;
+  /* First byte of the pairs or scales, bytes of their section, pairs of a tile. */
+  uint32_t pairs;
+  uint32_t pair_bytes;
+  uint32_t pair_count;
+  /* 0: keys, 1: values. */
+  uint32_t value;
+};
+QKV_SIZE(QkvOperand, 32);
+
+/* Block Hadamard rotation of a tensor. */
+struct QkvHadamard {
+  struct QkvTensor x;
+  struct QkvTensor out;
+  /* 32, 64 or 128 channels. */
+  uint32_t block;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvHadamard, 152);
+
+#endif

@@ -1,0 +1,38 @@
+//! Host-side checks that launch functions share.
+
+use crate::error::{Error, Result};
+
+/// Device memory is named and aligned to `align` bytes.
+pub(crate) fn address(what: &'static str, address: u64, align: usize) -> Result<()> {
+    if address == 0 || !address.is_multiple_of(align as u64) {
+        return Err(Error::Address { what, got: address, align });
+    }
+    Ok(())
+}
+
+/// The same shape as another tensor.
+pub(crate) fn same_dims(what: &'static str, expected: [usize; 3], got: [usize; 3]) -> Result<()> {
+    if expected == got {
+        return Ok(());
+    }
+    Err(Error::Shape { what, expected: format!("{expected:?}"), got: format!("{got:?}") })
+}
+
+/// A slice has exactly this many elements.
+pub(crate) fn len(what: &'static str, expected: usize, got: usize) -> Result<()> {
+    if expected == got { Ok(()) } else { Err(Error::Length { what, expected, got }) }
+}
+
+/// Heads and channels are numbers that a kernel holds in 32 bits, and rows in 64.
+pub(crate) fn sizes(what: &'static str, dims: [usize; 3]) -> Result<()> {
+    let most = i32::MAX as usize;
+    let rows = dims[0].checked_mul(dims[1]).and_then(|r| r.checked_mul(dims[2]));
+    if dims[1] > most || dims[2] > most || rows.is_none_or(|r| r > isize::MAX as usize) {
+        return Err(Error::Shape {
+            what,
+            expected: format!("at most {most} heads and channels, and {} elements", isize::MAX),
+            got: format!("{dims:?}"),
+        });
+    }
+    Ok(())
+}

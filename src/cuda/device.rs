@@ -1,0 +1,272 @@
+//! A GPU with its kernels loaded.
+
+use super::abi;
+use super::images::IMAGES;
+use super::raw::RawStream;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, CUfunction, CUmodule};
+use cudarc::driver::{CudaContext, DriverError, result};
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Kernels and the images that hold them.
+macro_rules! kernels {
+    ($($(#[$doc:meta])* $name:ident = $image:literal :: $function:literal),* $(,)?) => {
+        /// A kernel.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) enum Kernel { $($(#[$doc])* $name),* }
+
+        /// (image, function) in the order of [`Kernel`].
+        const KERNELS: &[(&str, &str)] = &[$(($image, $function)),*];
+    };
+}
+
+kernels! {
+    /// Block Hadamard rotation.
+    Hadamard = "hadamard"::"qkv_hadamard",
+}
+
+/// A parameter block that kernels take by value.
+///
+/// # Safety
+/// `repr(C)`, made from `kernels/abi.h`, without padding that is not a field.
+pub(crate) unsafe trait Parameters: Copy {}
+
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvHadamard {}
+
+/// How a kernel is started.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    /// Blocks, 1 to 2^31 - 1; only the x dimension is used, the others end at 65,535.
+    pub(crate) blocks: u32,
+    /// Threads of a block.
+    pub(crate) threads: u32,
+    /// Bytes of dynamic shared memory.
+    pub(crate) shared: u32,
+}
+
+/// Whether a CUDA driver can be loaded and has a device. Never panics, and needs no device memory.
+///
+/// It says nothing of whether this build has kernels for that device; [`Device::new`] does.
+pub fn is_available() -> bool {
+    let names: &[&str] = if cfg!(windows) { &["nvcuda.dll"] } else { &["libcuda.so.1", "libcuda.so"] };
+    let found = names.iter().any(|name| {
+        // SAFETY: loading the driver runs its initialisers, as every CUDA program does; nothing is called.
+        unsafe { libloading::Library::new(*name) }.map(std::mem::forget).is_ok()
+    });
+    // Without a driver cudarc panics, so it is asked only where there is one.
+    found && result::init().is_ok() && result::device::get_count().is_ok_and(|n| n > 0)
+}
+
+/// One GPU: its primary context, the limits that launches ask for, and the kernels.
+///
+/// Cloning is cheap, and all handles of a GPU share the modules: each image is loaded once a process, when the first of its
+/// kernels is started. Start every kernel that a graph will hold once before capturing, or call [`Device::load_all`]: loading
+/// is not allowed during a capture.
+#[derive(Debug, Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    context: Arc<CudaContext>,
+    ordinal: usize,
+    compute_capability: u32,
+    multiprocessors: u32,
+    shared_limit: u32,
+    modules: Mutex<HashMap<&'static str, Module>>,
+    functions: Vec<OnceLock<Function>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Module(CUmodule);
+
+#[derive(Debug, Clone, Copy)]
+struct Function(CUfunction);
+
+// SAFETY: module handles may be used from any thread that has their context current; they live as long as the process.
+unsafe impl Send for Module {}
+// SAFETY: as above, for functions.
+unsafe impl Send for Function {}
+// SAFETY: the driver takes function handles from several threads at once.
+unsafe impl Sync for Function {}
+
+/// The error of a failed driver call.
+pub(crate) fn failed(what: &'static str) -> impl FnOnce(DriverError) -> Error {
+    move |e| Error::Cuda { what, problem: format!("{e}") }
+}
+
+impl Device {
+    /// The GPU with this number, as CUDA counts them.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if there is no driver, no such device, or one below compute capability 8.0.
+    pub fn new(ordinal: usize) -> Result<Self> {
+        static DEVICES: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
+        if !is_available() {
+            return Err(Error::Cuda {
+                what: "the driver",
+                problem:
+                    "no CUDA driver with a device was found; install NVIDIA's driver, or use the CPU backend"
+                        .into(),
+            });
+        }
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = devices.iter().find(|d| d.0 == ordinal) {
+            return Ok(device.clone());
+        }
+        let count = result::device::get_count().map_err(failed("counting devices"))? as usize;
+        if ordinal >= count {
+            return Err(Error::OutOfRange { what: "device", got: ordinal as i64, limit: count });
+        }
+        let context = CudaContext::new(ordinal).map_err(failed("the context"))?;
+        let ask = |a| context.attribute(a).map(|x| x as u32).map_err(failed("a device attribute"));
+        let compute_capability = 10 * ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?
+            + ask(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
+        if compute_capability < 80 {
+            return Err(Error::Cuda {
+                what: "the device",
+                problem: format!("compute capability {compute_capability}; the kernels need 80 or more"),
+            });
+        }
+        let device = Self {
+            inner: Arc::new(Inner {
+                ordinal,
+                compute_capability,
+                multiprocessors: ask(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+                shared_limit: ask(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+                modules: Mutex::default(),
+                functions: (0..KERNELS.len()).map(|_| OnceLock::new()).collect(),
+                context,
+            }),
+        };
+        devices.push((ordinal, device.clone()));
+        Ok(device)
+    }
+
+    /// Its number.
+    pub fn ordinal(&self) -> usize {
+        self.inner.ordinal
+    }
+
+    /// Compute capability, 80 for 8.0.
+    pub fn compute_capability(&self) -> u32 {
+        self.inner.compute_capability
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> u32 {
+        self.inner.multiprocessors
+    }
+
+    /// Shared memory that a block can have at most, in bytes.
+    pub(crate) fn shared_limit(&self) -> u32 {
+        self.inner.shared_limit
+    }
+
+    /// cudarc's handle of the primary context.
+    pub fn context(&self) -> &Arc<CudaContext> {
+        &self.inner.context
+    }
+
+    /// Loads all kernels now.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if this build has no code for the device, or the driver refuses it.
+    pub fn load_all(&self) -> Result<()> {
+        (0..KERNELS.len()).try_for_each(|i| self.function(i).map(drop))
+    }
+
+    fn function(&self, index: usize) -> Result<Function> {
+        let slot = &self.inner.functions[index];
+        if let Some(f) = slot.get() {
+            return Ok(*f);
+        }
+        self.inner.context.bind_to_thread().map_err(failed("the context"))?;
+        let (image, name) = KERNELS[index];
+        let mut modules = self.inner.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(image) {
+            Some(m) => *m,
+            None => {
+                let m = self.load(image)?;
+                modules.insert(image, m);
+                m
+            }
+        };
+        let c_name =
+            CString::new(name).map_err(|_| Error::Cuda { what: "a kernel's name", problem: name.into() })?;
+        // SAFETY: the module was loaded into this context, which is current, and is never unloaded.
+        let f = unsafe { result::module::get_function(module.0, c_name) }
+            .map_err(failed("looking up a kernel"))?;
+        self.allow_shared(f)?;
+        Ok(*slot.get_or_init(|| Function(f)))
+    }
+
+    /// Lets a kernel have all the dynamic shared memory that the device allows beside its static part.
+    fn allow_shared(&self, f: CUfunction) -> Result<()> {
+        use cudarc::driver::sys::CUfunction_attribute_enum as F;
+        // SAFETY: the function is of a loaded module.
+        let used =
+            unsafe { result::function::get_function_attribute(f, F::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES) }
+                .map_err(failed("a kernel's attribute"))?;
+        let most = (self.inner.shared_limit as i32 - used).max(0);
+        // SAFETY: as above; the value is within the device's limit.
+        unsafe {
+            result::function::set_function_attribute(
+                f,
+                F::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                most,
+            )
+        }
+        .map_err(failed("a kernel's shared memory"))
+    }
+
+    fn load(&self, image: &str) -> Result<Module> {
+        let found = IMAGES.iter().find(|i| i.name == image).ok_or_else(|| Error::Cuda {
+            what: "the kernels",
+            problem: format!("this build has no image {image}; it was made without nvcc (DOCS_RS is set)"),
+        })?;
+        // SAFETY: a fat binary made by nvcc, whole, alive for the life of the process; the context is current.
+        let module = unsafe { result::module::load_data(found.bytes.as_ptr().cast()) };
+        module.map(Module).map_err(|e| Error::Cuda {
+            what: "loading kernels",
+            problem: format!(
+                "{e}; the device has compute capability {}: build with CUDA_COMPUTE_CAP={0}, or with a toolkit no \
+                 newer than the driver",
+                self.inner.compute_capability
+            ),
+        })
+    }
+
+    /// Starts a kernel on a stream.
+    ///
+    /// # Safety
+    /// `parameters` is the struct that this kernel takes; all memory it names is valid on this device for what the kernel
+    /// does, until the stream has done it; `grid` is within what the kernel was written for.
+    pub(crate) unsafe fn start<P: Parameters>(
+        &self,
+        kernel: Kernel,
+        grid: Grid,
+        stream: RawStream<'_>,
+        parameters: &P,
+    ) -> Result<()> {
+        let f = self.function(kernel as usize)?;
+        self.inner.context.bind_to_thread().map_err(failed("the context"))?;
+        let mut arguments = [std::ptr::from_ref(parameters).cast_mut().cast::<c_void>()];
+        // SAFETY: the function is loaded and takes one parameter block of this type; the caller promises the rest.
+        unsafe {
+            result::launch_kernel(
+                f.0,
+                (grid.blocks, 1, 1),
+                (grid.threads, 1, 1),
+                grid.shared,
+                stream.as_raw().cast(),
+                &mut arguments,
+            )
+        }
+        .map_err(failed("a launch"))
+    }
+}

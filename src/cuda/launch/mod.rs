@@ -1,0 +1,20 @@
+//! One safe function a kernel.
+//!
+//! Each checks its arguments on the host, starts one kernel on the stream and returns; an error means that nothing was started
+//! and nothing written. Zero tokens start nothing. None allocates, synchronises or reads back.
+//!
+//! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
+
+mod hadamard;
+
+pub use hadamard::hadamard;
+
+use super::Device;
+use super::device::Grid;
+
+/// Blocks for `units` of work of which a block takes `per_block` at a time: enough to fill the device several times over, and
+/// never more than there is work. Kernels loop over what is left.
+fn blocks(device: &Device, units: u64, per_block: u64) -> u32 {
+    let most = u64::from(device.multiprocessors()) * 32;
+    units.div_ceil(per_block).clamp(1, most) as u32
+}

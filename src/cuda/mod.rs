@@ -1,0 +1,31 @@
+//! CUDA: the same formats on the GPU, with one safe function a kernel.
+//!
+//! * [`is_available`] says whether there is a driver with a device; it never panics.
+//! * [`Device`] holds the loaded kernels of one GPU. All handles of a GPU share one set of modules.
+//! * [`raw`] has the two things that cross the border to an engine: an address and a stream handle. [`DeviceTensor`] and
+//!   [`DeviceTensorMut`] are strided views of such memory; `From` makes them of cudarc's slices.
+//! * [`launch`] has the launch functions. Each checks everything on the host and starts one kernel, or nothing; none
+//!   allocates, synchronises or reads back, so all can be captured in a graph.
+//!
+//! # Streams
+//!
+//! A launch runs on the stream that it is given, in order with whatever else is on it, and makes no event. The handle 2 is
+//! CUDA's per-thread default stream: it names another stream in every thread, so pass it from the thread whose work it
+//! should follow. Memory must stay alive until the stream has done the work.
+
+#[allow(missing_docs, unreachable_pub, dead_code, clippy::all)]
+#[rustfmt::skip]
+mod abi;
+mod check;
+mod device;
+mod images;
+pub mod launch;
+pub mod raw;
+mod tensor;
+
+pub use device::{Device, is_available};
+pub use raw::{DeviceSlice, DeviceSliceMut, RawStream};
+pub use tensor::{DeviceElement, DeviceTensor, DeviceTensorMut};
+
+/// The cudarc that this crate is built with, for `From` conversions.
+pub use cudarc;

@@ -1,0 +1,7 @@
+//! The kernels through their launch functions, against the CPU: the same bits.
+
+#[path = "../support/gpu.rs"]
+#[allow(dead_code)]
+mod gpu;
+
+mod hadamard;
