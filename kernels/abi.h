@@ -116,4 +116,26 @@ struct QkvHadamard {
 };
 QKV_SIZE(QkvHadamard, 152);
 
+/* FP8 bytes [token][head][channel] of a tensor, and their scales. */
+struct QkvFp8 {
+  /* Input of encode and absmax, output of decode. */
+  struct QkvTensor x;
+  /* u8 [tokens, heads, dim]. */
+  uint64_t bytes;
+  /* f32 [1], [heads] or [tokens, heads], by `granularity`. */
+  uint64_t scales;
+  /* u64, optional: finite elements that saturated are added. */
+  uint64_t saturated;
+  /* u32 [1 + scales], zeros before and after: absmax per tensor and head. */
+  uint64_t workspace;
+  /* QKV_KIND_E4M3 or QKV_KIND_E5M2. */
+  uint32_t kind;
+  /* QKV_SCALE_... */
+  uint32_t granularity;
+  /* 1: encode computes the scales (per token and head) and writes them. */
+  uint32_t fit;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvFp8, 120);
+
 #endif

@@ -119,3 +119,30 @@ const _: () = {
     ["Offset of field: QkvHadamard::block"][::core::mem::offset_of!(QkvHadamard, block) - 144usize];
     ["Offset of field: QkvHadamard::reserved"][::core::mem::offset_of!(QkvHadamard, reserved) - 148usize];
 };
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvFp8 {
+    pub x: QkvTensor,
+    pub bytes: u64,
+    pub scales: u64,
+    pub saturated: u64,
+    pub workspace: u64,
+    pub kind: u32,
+    pub granularity: u32,
+    pub fit: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvFp8"][::core::mem::size_of::<QkvFp8>() - 120usize];
+    ["Alignment of QkvFp8"][::core::mem::align_of::<QkvFp8>() - 8usize];
+    ["Offset of field: QkvFp8::x"][::core::mem::offset_of!(QkvFp8, x) - 0usize];
+    ["Offset of field: QkvFp8::bytes"][::core::mem::offset_of!(QkvFp8, bytes) - 72usize];
+    ["Offset of field: QkvFp8::scales"][::core::mem::offset_of!(QkvFp8, scales) - 80usize];
+    ["Offset of field: QkvFp8::saturated"][::core::mem::offset_of!(QkvFp8, saturated) - 88usize];
+    ["Offset of field: QkvFp8::workspace"][::core::mem::offset_of!(QkvFp8, workspace) - 96usize];
+    ["Offset of field: QkvFp8::kind"][::core::mem::offset_of!(QkvFp8, kind) - 104usize];
+    ["Offset of field: QkvFp8::granularity"][::core::mem::offset_of!(QkvFp8, granularity) - 108usize];
+    ["Offset of field: QkvFp8::fit"][::core::mem::offset_of!(QkvFp8, fit) - 112usize];
+    ["Offset of field: QkvFp8::reserved"][::core::mem::offset_of!(QkvFp8, reserved) - 116usize];
+};

@@ -25,6 +25,12 @@ macro_rules! kernels {
 kernels! {
     /// Block Hadamard rotation.
     Hadamard = "hadamard"::"qkv_hadamard",
+    /// FP8 bytes of a tensor.
+    Fp8Encode = "fp8"::"qkv_fp8_encode",
+    /// A tensor of FP8 bytes.
+    Fp8Decode = "fp8"::"qkv_fp8_decode",
+    /// FP8 scales of a tensor.
+    Fp8Absmax = "fp8"::"qkv_fp8_absmax",
 }
 
 /// A parameter block that kernels take by value.
@@ -35,6 +41,8 @@ pub(crate) unsafe trait Parameters: Copy {}
 
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvHadamard {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvFp8 {}
 
 /// How a kernel is started.
 #[derive(Debug, Clone, Copy)]

@@ -4,4 +4,5 @@
 #[allow(dead_code)]
 mod gpu;
 
+mod fp8;
 mod hadamard;

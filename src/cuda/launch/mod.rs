@@ -5,8 +5,10 @@
 //!
 //! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
 
+mod fp8;
 mod hadamard;
 
+pub use fp8::{fp8_absmax, fp8_absmax_workspace, fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count};
 pub use hadamard::hadamard;
 
 use super::Device;
