@@ -31,6 +31,10 @@ kernels! {
     Fp8Decode = "fp8"::"qkv_fp8_decode",
     /// FP8 scales of a tensor.
     Fp8Absmax = "fp8"::"qkv_fp8_absmax",
+    /// Opens a step.
+    BeginStep = "begin_step"::"qkv_begin_step",
+    /// New keys and values into a layer.
+    Append = "append"::"qkv_append",
 }
 
 /// A parameter block that kernels take by value.
@@ -43,6 +47,10 @@ pub(crate) unsafe trait Parameters: Copy {}
 unsafe impl Parameters for abi::QkvHadamard {}
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvFp8 {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvBeginStep {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvAppend {}
 
 /// How a kernel is started.
 #[derive(Debug, Clone, Copy)]

@@ -20,11 +20,14 @@ mod check;
 mod device;
 mod images;
 pub mod launch;
+mod parameters;
 pub mod raw;
+mod status;
 mod tensor;
 
 pub use device::{Device, is_available};
 pub use raw::{DeviceSlice, DeviceSliceMut, RawStream};
+pub use status::CacheStatus;
 pub use tensor::{DeviceElement, DeviceTensor, DeviceTensorMut};
 
 /// The cudarc that this crate is built with, for `From` conversions.
