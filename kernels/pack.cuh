@@ -298,46 +298,50 @@ __device__ __forceinline__ void move_pairs(const QkvFormat& f, const QkvOperand&
   }
 }
 
-// Writes one operand of a page in fragment order: codes and pairs. `codes` (16-byte aligned), `code_stride` and `pairs` (8-byte
-// aligned) are in shared memory, `page` in global memory, 16-byte aligned. Pairs are not read where the page has none.
-__device__ inline void write_fragment(const QkvFormat& f, const QkvOperand& at, const uint8_t* codes, uint32_t code_stride,
-                                      const uint32_t* pairs, uint8_t* page) {
+// Sections of one operand in fragment order from shared memory (`Load`), or back. `codes` is 16-byte aligned, `pairs` 8-byte; the
+// sections are in global memory, 16-byte aligned.
+template <bool Load>
+__device__ __forceinline__ void move_fragment(const QkvFormat& f, const QkvOperand& at, uint8_t* codes, uint32_t code_stride,
+                                              uint32_t* pairs, uint8_t* code_section, uint8_t* pair_section) {
   const uint32_t units = code_units(f, at), all = units + pair_units(f, at);
   for (uint32_t u = threadIdx.x / 32; u < all; u += blockDim.x / 32) {
     if (u < units) {
-      move_codes<true>(f, at, (uint8_t*)codes, code_stride, u, page + at.codes);
+      move_codes<Load>(f, at, codes, code_stride, u, code_section);
     } else {
-      move_pairs<true>(f, at, (uint32_t*)pairs, u - units, page + at.pairs);
+      move_pairs<Load>(f, at, pairs, u - units, pair_section);
     }
   }
+}
+
+template <bool Load>
+__device__ __forceinline__ void move_fragment_halves(const QkvFormat& f, const QkvOperand& at, uint16_t* halves, uint32_t stride,
+                                                     uint8_t* section) {
+  for (uint32_t u = threadIdx.x / 32; u < code_units(f, at); u += blockDim.x / 32) {
+    move_unit<16, Load>(f, at, (uint8_t*)halves, stride, u, section);
+  }
+}
+
+// Writes one operand of a page: codes and pairs from shared memory. Pairs are not read where the page has none.
+__device__ inline void write_fragment(const QkvFormat& f, const QkvOperand& at, const uint8_t* codes, uint32_t code_stride,
+                                      const uint32_t* pairs, uint8_t* page) {
+  move_fragment<true>(f, at, (uint8_t*)codes, code_stride, (uint32_t*)pairs, page + at.codes, page + at.pairs);
 }
 
 // The same for F16 and BF16; `stride` is in elements.
 __device__ inline void write_fragment_halves(const QkvFormat& f, const QkvOperand& at, const uint16_t* halves, uint32_t stride,
                                              uint8_t* page) {
-  for (uint32_t u = threadIdx.x / 32; u < code_units(f, at); u += blockDim.x / 32) {
-    move_unit<16, true>(f, at, (uint8_t*)halves, stride, u, page + at.codes);
-  }
+  move_fragment_halves<true>(f, at, (uint16_t*)halves, stride, page + at.codes);
 }
 
-// Reads one operand of a page in fragment order: the inverse of `write_fragment`. Padding is not looked at.
+// The inverse of both. Padding is not looked at.
 __device__ inline void read_fragment(const QkvFormat& f, const QkvOperand& at, const uint8_t* page, uint8_t* codes,
                                      uint32_t code_stride, uint32_t* pairs) {
-  const uint32_t units = code_units(f, at), all = units + pair_units(f, at);
-  for (uint32_t u = threadIdx.x / 32; u < all; u += blockDim.x / 32) {
-    if (u < units) {
-      move_codes<false>(f, at, codes, code_stride, u, (uint8_t*)page + at.codes);
-    } else {
-      move_pairs<false>(f, at, pairs, u - units, (uint8_t*)page + at.pairs);
-    }
-  }
+  move_fragment<false>(f, at, codes, code_stride, pairs, (uint8_t*)page + at.codes, (uint8_t*)page + at.pairs);
 }
 
 __device__ inline void read_fragment_halves(const QkvFormat& f, const QkvOperand& at, const uint8_t* page, uint16_t* halves,
                                             uint32_t stride) {
-  for (uint32_t u = threadIdx.x / 32; u < code_units(f, at); u += blockDim.x / 32) {
-    move_unit<16, false>(f, at, (uint8_t*)halves, stride, u, (uint8_t*)page + at.codes);
-  }
+  move_fragment_halves<false>(f, at, halves, stride, (uint8_t*)page + at.codes);
 }
 
 }  // namespace qkv

@@ -65,6 +65,7 @@ __device__ __forceinline__ uint4 pack_vector_codes(const uint8_t* row, uint32_t 
     for (uint32_t i = 0; i < 4; i++) {
       w[i] = third == 0 ? s[i] : third == 1 ? s[i + 1] : __funnelshift_r(s[i], s[i + 1], 16);
     }
+    return make_uint4(w[0], w[1], w[2], w[3]);
   } else if constexpr (Bits == 8) {
     return ((const uint4*)row)[v];
   } else {
@@ -80,8 +81,8 @@ __device__ __forceinline__ uint4 pack_vector_codes(const uint8_t* row, uint32_t 
         w[bit / 32] |= q[j] << (bit % 32);
       }
     }
+    return make_uint4(w[0], w[1], w[2], w[3]);
   }
-  return make_uint4(w[0], w[1], w[2], w[3]);
 }
 
 // The inverse, except for 3 bits.
@@ -177,7 +178,23 @@ __device__ __forceinline__ uint8_t pack_byte(const uint8_t* row, uint32_t dim, u
   return (uint8_t)x;
 }
 
-// How a run of rows can be moved.
+// Where rows lie: one after the other, or in runs of `per` rows (some heads of a token), `stride` bytes apart.
+template <typename T>
+struct RowsAt {
+  T* first;
+  uint32_t row_bytes;
+  // 0: one run.
+  uint32_t per;
+  uint64_t stride;
+  __device__ __forceinline__ T* at(uint32_t row) const {
+    if (per == 0) return first + (uint64_t)row * row_bytes;
+    return first + row / per * stride + row % per * row_bytes;
+  }
+  // Its alignment is that of all runs.
+  __device__ __forceinline__ uint64_t address() const { return (uint64_t)first | (per == 0 ? 0 : stride); }
+};
+
+// How rows can be moved.
 __device__ __forceinline__ bool rows_by_vectors(uint32_t bits, uint32_t dim, uint64_t address) {
   uint32_t vectors = dim * bits / 128;
   // An odd number of vectors a row would cut sectors, except where 8 rows are moved at once.
@@ -203,38 +220,39 @@ __device__ __forceinline__ void each_vector(uint32_t dim, uint32_t rows, F f) {
 
 template <int Bits>
 __device__ __forceinline__ void write_rows_of(uint32_t dim, uint32_t rows, const uint8_t* codes, uint32_t code_stride,
-                                              uint8_t* out) {
-  const uint32_t row_bytes = (dim * Bits + 7) / 8;
-  if (rows_by_vectors(Bits, dim, (uint64_t)out)) {
+                                              const RowsAt<uint8_t>& out) {
+  const uint32_t row_bytes = out.row_bytes;
+  if (rows_by_vectors(Bits, dim, out.address())) {
     each_vector<Bits>(dim, rows, [&](uint32_t row, uint32_t v, bool live) {
-      if (live) *(uint4*)(out + row * row_bytes + 16 * v) = pack_vector_codes<Bits>(codes + row * code_stride, v);
+      if (live) ((uint4*)out.at(row))[v] = pack_vector_codes<Bits>(codes + row * code_stride, v);
     });
-  } else if (rows_by_words(Bits, dim, (uint64_t)out)) {
+  } else if (rows_by_words(Bits, dim, out.address())) {
     const uint32_t words = row_bytes / 4;
     for (uint32_t i = threadIdx.x; i < rows * words; i += blockDim.x) {
-      ((uint32_t*)out)[i] = pack_word<Bits>(codes + i / words * code_stride, i % words);
+      ((uint32_t*)out.at(i / words))[i % words] = pack_word<Bits>(codes + i / words * code_stride, i % words);
     }
   } else {
     for (uint32_t i = threadIdx.x; i < rows * row_bytes; i += blockDim.x) {
-      out[i] = pack_byte<Bits>(codes + i / row_bytes * code_stride, dim, i % row_bytes);
+      out.at(i / row_bytes)[i % row_bytes] = pack_byte<Bits>(codes + i / row_bytes * code_stride, dim, i % row_bytes);
     }
   }
 }
 
 template <int Bits>
-__device__ __forceinline__ void read_rows_of(uint32_t dim, uint32_t rows, const uint8_t* in, uint8_t* codes, uint32_t code_stride) {
-  const uint32_t row_bytes = (dim * Bits + 7) / 8;
-  if (rows_by_vectors(Bits, dim, (uint64_t)in)) {
+__device__ __forceinline__ void read_rows_of(uint32_t dim, uint32_t rows, const RowsAt<const uint8_t>& in, uint8_t* codes,
+                                             uint32_t code_stride) {
+  const uint32_t row_bytes = in.row_bytes;
+  if (rows_by_vectors(Bits, dim, in.address())) {
     each_vector<Bits>(dim, rows, [&](uint32_t row, uint32_t v, bool live) {
       uint4 x = make_uint4(0, 0, 0, 0);
-      if (live) x = *(const uint4*)(in + row * row_bytes + 16 * v);
+      if (live) x = ((const uint4*)in.at(row))[v];
       if constexpr (Bits == 3) {
         unpack_vector_3(x, codes + row * code_stride, v, live);
       } else {
         if (live) unpack_vector_codes<Bits>(x, codes + row * code_stride, v);
       }
     });
-  } else if (Bits == 3 && rows_by_words(Bits, dim, (uint64_t)in)) {
+  } else if (Bits == 3 && rows_by_words(Bits, dim, in.address())) {
     // 96 words are 32 times 32 codes: no code crosses their end. Within, a lane needs some bits of the next word.
     const uint32_t words = row_bytes / 4, all = rows * words, lane = threadIdx.x % 32;
     for (uint32_t first = threadIdx.x / 32 * 96; first < all; first += blockDim.x / 32 * 96) {
@@ -242,7 +260,7 @@ __device__ __forceinline__ void read_rows_of(uint32_t dim, uint32_t rows, const 
 #pragma unroll
       for (uint32_t k = 0; k < 3; k++) {
         uint32_t i = first + 32 * k + lane;
-        w[k] = i < all ? ((const uint32_t*)in)[i] : 0;
+        w[k] = i < all ? ((const uint32_t*)in.at(i / words))[i % words] : 0;
       }
 #pragma unroll
       for (uint32_t k = 0; k < 3; k++) {
@@ -260,10 +278,10 @@ __device__ __forceinline__ void read_rows_of(uint32_t dim, uint32_t rows, const 
         if (third < 2) c[2] = unpack4<3>(__funnelshift_r(low, high, 24));
       }
     }
-  } else if (Bits != 3 && rows_by_words(Bits, dim, (uint64_t)in)) {
+  } else if (Bits != 3 && rows_by_words(Bits, dim, in.address())) {
     const uint32_t words = row_bytes / 4;
     for (uint32_t i = threadIdx.x; i < rows * words; i += blockDim.x) {
-      unpack_word<Bits>(((const uint32_t*)in)[i], codes + i / words * code_stride, i % words);
+      unpack_word<Bits>(((const uint32_t*)in.at(i / words))[i % words], codes + i / words * code_stride, i % words);
     }
   } else {
     // Whole codes in whole bytes: one byte, or three of 3 bits.
@@ -273,7 +291,7 @@ __device__ __forceinline__ void read_rows_of(uint32_t dim, uint32_t rows, const 
       uint32_t row = i / parts, part = i % parts, x = 0;
 #pragma unroll
       for (uint32_t b = 0; b < kBytes; b++) {
-        if (part * kBytes + b < row_bytes) x |= in[row * row_bytes + part * kBytes + b] << (8 * b);
+        if (part * kBytes + b < row_bytes) x |= in.at(row)[part * kBytes + b] << (8 * b);
       }
 #pragma unroll
       for (uint32_t c = 0; c < kCodes; c++) {
@@ -284,11 +302,11 @@ __device__ __forceinline__ void read_rows_of(uint32_t dim, uint32_t rows, const 
   }
 }
 
-// Writes `rows` rows of `dim` codes of 1, 2, 3, 4 or 8 bits, packed, from shared memory to `out`. Called by all threads of a
-// block of whole warps; synchronises nothing. Rows of 16-bit elements are rows of twice as many 8-bit codes. A row of codes
-// is 16-byte aligned.
+// Writes `rows` rows of `dim` codes of 1, 2, 3, 4 or 8 bits, packed, from shared memory. Called by all threads of a block of
+// whole warps; synchronises nothing. Rows of 16-bit elements are rows of twice as many 8-bit codes. A row of codes in shared
+// memory is 16-byte aligned.
 __device__ inline void write_rows(uint32_t bits, uint32_t dim, uint32_t rows, const uint8_t* codes, uint32_t code_stride,
-                                  uint8_t* out) {
+                                  const RowsAt<uint8_t>& out) {
   switch (bits) {
     case 1: return write_rows_of<1>(dim, rows, codes, code_stride, out);
     case 2: return write_rows_of<2>(dim, rows, codes, code_stride, out);
@@ -299,7 +317,7 @@ __device__ inline void write_rows(uint32_t bits, uint32_t dim, uint32_t rows, co
 }
 
 // The inverse.
-__device__ inline void read_rows(uint32_t bits, uint32_t dim, uint32_t rows, const uint8_t* in, uint8_t* codes,
+__device__ inline void read_rows(uint32_t bits, uint32_t dim, uint32_t rows, const RowsAt<const uint8_t>& in, uint8_t* codes,
                                  uint32_t code_stride) {
   switch (bits) {
     case 1: return read_rows_of<1>(dim, rows, in, codes, code_stride);
@@ -308,6 +326,17 @@ __device__ inline void read_rows(uint32_t bits, uint32_t dim, uint32_t rows, con
     case 4: return read_rows_of<4>(dim, rows, in, codes, code_stride);
     default: return read_rows_of<8>(dim, rows, in, codes, code_stride);
   }
+}
+
+// The same for rows that lie one after the other.
+__device__ inline void write_rows(uint32_t bits, uint32_t dim, uint32_t rows, const uint8_t* codes, uint32_t code_stride,
+                                  uint8_t* out) {
+  write_rows(bits, dim, rows, codes, code_stride, RowsAt<uint8_t>{out, (dim * bits + 7) / 8, 0, 0});
+}
+
+__device__ inline void read_rows(uint32_t bits, uint32_t dim, uint32_t rows, const uint8_t* in, uint8_t* codes,
+                                 uint32_t code_stride) {
+  read_rows(bits, dim, rows, RowsAt<const uint8_t>{in, (dim * bits + 7) / 8, 0, 0}, codes, code_stride);
 }
 
 }  // namespace qkv
