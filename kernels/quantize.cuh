@@ -8,7 +8,7 @@
 #pragma once
 #include "encode.cuh"
 #include "pack.cuh"
-#include "rows.cuh"
+#include "stage.cuh"
 
 namespace qkv {
 
