@@ -244,5 +244,43 @@ struct QkvAppend {
   uint32_t code_bytes;
 };
 QKV_SIZE(QkvAppend, 448);
+/* Affine quantization of a tensor. A block takes one unit of work at a time:
+ * row order, per token: `rows` neighbouring rows (token, head);
+ * row order, per channel: a token group (`rows` = its tokens) by `width` channels;
+ * fragment order: a tile of 64 tokens of a head. */
+struct QkvQuantize {
+  struct QkvTensor x;
+  struct QkvFormat format;
+  /* Fragment order: sections of a page that holds this operand alone. */
+  struct QkvOperand at;
+  /* Codes: rows [token][head] of row_bytes, or [head][tile] of at.code_bytes. */
+  uint64_t codes;
+  /* Pair words: [token][head][group] or [head][token group][channel], or [head][tile] of at.pair_bytes; unused with `given`. */
+  uint64_t pairs;
+  /* f32 (step, min) in the row order of `pairs`, or 0. */
+  uint64_t given;
+  /* u64 counter of clamped elements, or 0. */
+  uint64_t clamped;
+  uint64_t units;
+  /* QKV_ORDER_... */
+  uint32_t order;
+  uint32_t rows;
+  /* Channels of a unit. */
+  uint32_t width;
+  /* Per channel, row order: channels that lie side by side in a row of codes, how many such rows a token has, units of one. */
+  uint32_t row_channels;
+  uint32_t row_count;
+  uint32_t row_units;
+  /* Bytes of row_channels codes (per token: of a head's). */
+  uint32_t row_bytes;
+  /* Rows (per token) or channels (per channel) that shared memory holds as f32 at a time. */
+  uint32_t chunk;
+  /* Shared memory: words between rows of f32, bytes between rows of codes, where codes and pairs begin. */
+  uint32_t x_stride;
+  uint32_t code_stride;
+  uint32_t codes_at;
+  uint32_t pairs_at;
+};
+QKV_SIZE(QkvQuantize, 240);
 
 #endif
