@@ -68,10 +68,10 @@ macro_rules! slice {
         impl<T> $name<'_, T> {
             /// # Safety
             #[doc = concat!(
-                                        "`address` is device memory, aligned for `T` and valid for ",
-                                        $access,
-                                        " of `len` elements until the work that uses it is done."
-                                    )]
+                                                "`address` is device memory, aligned for `T` and valid for ",
+                                                $access,
+                                                " of `len` elements until the work that uses it is done."
+                                            )]
             pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
                 Self { address, len, owner: PhantomData }
             }
@@ -109,7 +109,8 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 }
 
 /// cudarc's slices and views. cudarc waits between its streams by events that this library's launches do not make: launch on the
-/// stream that the slice belongs to, or order the streams yourself.
+/// stream that the slice belongs to, or order the streams yourself. The conversion itself waits for such an event while cudarc
+/// tracks them, which a capture does not allow: convert before it, or disable event tracking.
 impl<'a, T, S: cudarc::driver::DevicePtr<T>> From<&'a S> for DeviceSlice<'a, T> {
     fn from(slice: &'a S) -> Self {
         let (address, _wait) = slice.device_ptr(slice.stream());

@@ -4,5 +4,7 @@
 #[allow(dead_code)]
 mod gpu;
 
+mod append;
 mod fp8;
 mod hadamard;
+mod steps;
