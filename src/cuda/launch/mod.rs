@@ -5,9 +5,16 @@
 //!
 //! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
 
+mod checks;
+mod dequantize;
 mod hadamard;
+mod pages;
 
+#[doc(hidden)]
+pub use checks::{Product, check_layout, check_mma};
+pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};
 pub use hadamard::hadamard;
+pub use pages::{GatherInputs, PageList, convert_pages, copy_blocks, gather};
 
 use super::Device;
 use super::device::Grid;
