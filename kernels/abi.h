@@ -116,6 +116,173 @@ struct QkvHadamard {
 };
 QKV_SIZE(QkvHadamard, 152);
 
+/* FP8 bytes [token][head][channel] of a tensor, and their scales. */
+struct QkvFp8 {
+  /* Input of encode and absmax, output of decode. */
+  struct QkvTensor x;
+  /* u8 [tokens, heads, dim]. */
+  uint64_t bytes;
+  /* f32 [1], [heads] or [tokens, heads], by `granularity`. */
+  uint64_t scales;
+  /* u64, optional: finite elements that saturated are added. */
+  uint64_t saturated;
+  /* u32 [1 + scales], zeros before and after: absmax per tensor and head. */
+  uint64_t workspace;
+  /* QKV_KIND_E4M3 or QKV_KIND_E5M2. */
+  uint32_t kind;
+  /* QKV_SCALE_... */
+  uint32_t granularity;
+  /* 1: encode computes the scales (per token and head) and writes them. */
+  uint32_t fit;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvFp8, 120);
+
+/* One sequence of a step: what `begin_step` writes and every layer reads. */
+struct QkvSequence {
+  /* Seat, or -1 in a step of slots. */
+  int32_t seat;
+  /* Row of its first new token in the input tensors, and new tokens; 0 where the step refused the sequence. */
+  int32_t first_row;
+  int32_t tokens;
+  /* Tokens held before and after. */
+  int32_t old_len;
+  int32_t new_len;
+  /* Tokens in closed tiles before and after. */
+  int32_t old_packed;
+  int32_t new_packed;
+  int32_t reserved;
+};
+QKV_SIZE(QkvSequence, 32);
+
+/* What kernels count for the host to read when it likes. Zeros at first; nothing is ever taken back. */
+struct QkvStatus {
+  /* Elements clamped to what f16 holds, or saturated in FP8. */
+  uint64_t clamped;
+  /* Sequences refused by a step: no block for a tile that closes (or an id beyond the pool), more tokens than a sequence
+   * may have, a seat out of range, rows that do not ascend or are more than the tensors have. */
+  uint32_t missing_blocks;
+  uint32_t over_capacity;
+  uint32_t bad_seats;
+  uint32_t bad_rows;
+  /* Tokens skipped for a slot beyond the pool. */
+  uint32_t bad_slots;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvStatus, 32);
+
+/* Opens a step for a batch. */
+struct QkvBeginStep {
+  /* i32 [sequences]: seats; 0 in a step of slots. */
+  uint64_t seats;
+  /* i32 [sequences]: tokens after this step, in a step of slots. */
+  uint64_t context_lens;
+  /* i32 [sequences + 1]: rows of each sequence. */
+  uint64_t query_start;
+  /* i64 [rows]: -1 marks padding; the slots themselves in a step of slots. Optional with seats. */
+  uint64_t slot_mapping;
+  /* i32 [sequences, table_width]: block of each tile, -1 = none. */
+  uint64_t block_tables;
+  /* i32 [max_sequences, 2]: (len, packed_len) of each seat, changed here. */
+  uint64_t lengths;
+  /* QkvSequence [sequences], written. */
+  uint64_t step;
+  /* i64 [rows], written in direct mode: slot of each row, -1 = skip. */
+  uint64_t slots;
+  /* QkvStatus. */
+  uint64_t status;
+  uint32_t sequences;
+  uint32_t rows;
+  uint32_t table_width;
+  uint32_t max_sequences;
+  uint32_t max_tokens;
+  uint32_t blocks;
+  /* R, or -1 in direct mode. */
+  int32_t residual;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvBeginStep, 104);
+
+/* New keys and values of a batch into one layer. */
+struct QkvAppend {
+  /* [rows, heads, dim]. */
+  struct QkvTensor input[2];
+  struct QkvFormat format[2];
+  struct QkvOperand at[2];
+  /* f16 or bf16 [max_sequences, heads, window_rows, dim] of this layer. */
+  uint64_t window[2];
+  /* f16 or bf16 [max_sequences, heads, sinks, dim] of this layer. */
+  uint64_t sink[2];
+  /* f32 [heads]: static FP8 scales; 0 for other formats. */
+  uint64_t scales[2];
+  /* f16 [max_sequences, heads, key dim] of this layer; 0 if keys are not centred. */
+  uint64_t means;
+  /* Pages of this layer: [blocks, heads] of page_bytes. */
+  uint64_t pages;
+  /* QkvSequence [sequences]. */
+  uint64_t step;
+  /* i32 [sequences, table_width]. */
+  uint64_t block_tables;
+  /* i64 [rows], direct mode. */
+  uint64_t slots;
+  /* QkvStatus. */
+  uint64_t status;
+  uint32_t heads;
+  uint32_t sequences;
+  uint32_t rows;
+  uint32_t table_width;
+  uint32_t blocks;
+  uint32_t page_bytes;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* QKV_F16 or QKV_BF16: of window and sinks. */
+  uint32_t window_dtype;
+  /* 1: direct mode. */
+  uint32_t direct;
+  /* Bytes of dynamic shared memory for the tile and for its codes. */
+  uint32_t tile_bytes;
+  uint32_t code_bytes;
+};
+QKV_SIZE(QkvAppend, 448);
+/* Affine quantization of a tensor. A block takes one unit of work at a time:
+ * row order, per token: `rows` neighbouring rows (token, head);
+ * row order, per channel: a token group (`rows` = its tokens) by `width` channels;
+ * fragment order: a tile of 64 tokens of a head. */
+struct QkvQuantize {
+  struct QkvTensor x;
+  struct QkvFormat format;
+  /* Fragment order: sections of a page that holds this operand alone. */
+  struct QkvOperand at;
+  /* Codes: rows [token][head] of row_bytes, or [head][tile] of at.code_bytes. */
+  uint64_t codes;
+  /* Pair words: [token][head][group] or [head][token group][channel], or [head][tile] of at.pair_bytes; unused with `given`. */
+  uint64_t pairs;
+  /* f32 (step, min) in the row order of `pairs`, or 0. */
+  uint64_t given;
+  /* u64 counter of clamped elements, or 0. */
+  uint64_t clamped;
+  uint64_t units;
+  /* QKV_ORDER_... */
+  uint32_t order;
+  uint32_t rows;
+  /* Channels of a unit. */
+  uint32_t width;
+  /* Per channel, row order: channels that lie side by side in a row of codes, how many such rows a token has, units of one. */
+  uint32_t row_channels;
+  uint32_t row_count;
+  uint32_t row_units;
+  /* Bytes of row_channels codes (per token: of a head's). */
+  uint32_t row_bytes;
+  /* Rows (per token) or channels (per channel) that shared memory holds as f32 at a time. */
+  uint32_t chunk;
+  /* Shared memory: words between rows of f32, bytes between rows of codes, where codes and pairs begin. */
+  uint32_t x_stride;
+  uint32_t code_stride;
+  uint32_t codes_at;
+  uint32_t pairs_at;
+};
+QKV_SIZE(QkvQuantize, 240);
+
 /* The pages of a layer: page (block, head) begins at base + (block * heads + head) * page_bytes. */
 struct QkvPool {
   uint64_t base;

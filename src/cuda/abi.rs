@@ -121,6 +121,190 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct QkvFp8 {
+    pub x: QkvTensor,
+    pub bytes: u64,
+    pub scales: u64,
+    pub saturated: u64,
+    pub workspace: u64,
+    pub kind: u32,
+    pub granularity: u32,
+    pub fit: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvFp8"][::core::mem::size_of::<QkvFp8>() - 120usize];
+    ["Alignment of QkvFp8"][::core::mem::align_of::<QkvFp8>() - 8usize];
+    ["Offset of field: QkvFp8::x"][::core::mem::offset_of!(QkvFp8, x) - 0usize];
+    ["Offset of field: QkvFp8::bytes"][::core::mem::offset_of!(QkvFp8, bytes) - 72usize];
+    ["Offset of field: QkvFp8::scales"][::core::mem::offset_of!(QkvFp8, scales) - 80usize];
+    ["Offset of field: QkvFp8::saturated"][::core::mem::offset_of!(QkvFp8, saturated) - 88usize];
+    ["Offset of field: QkvFp8::workspace"][::core::mem::offset_of!(QkvFp8, workspace) - 96usize];
+    ["Offset of field: QkvFp8::kind"][::core::mem::offset_of!(QkvFp8, kind) - 104usize];
+    ["Offset of field: QkvFp8::granularity"][::core::mem::offset_of!(QkvFp8, granularity) - 108usize];
+    ["Offset of field: QkvFp8::fit"][::core::mem::offset_of!(QkvFp8, fit) - 112usize];
+    ["Offset of field: QkvFp8::reserved"][::core::mem::offset_of!(QkvFp8, reserved) - 116usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvSequence {
+    pub seat: i32,
+    pub first_row: i32,
+    pub tokens: i32,
+    pub old_len: i32,
+    pub new_len: i32,
+    pub old_packed: i32,
+    pub new_packed: i32,
+    pub reserved: i32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvSequence"][::core::mem::size_of::<QkvSequence>() - 32usize];
+    ["Alignment of QkvSequence"][::core::mem::align_of::<QkvSequence>() - 4usize];
+    ["Offset of field: QkvSequence::seat"][::core::mem::offset_of!(QkvSequence, seat) - 0usize];
+    ["Offset of field: QkvSequence::first_row"][::core::mem::offset_of!(QkvSequence, first_row) - 4usize];
+    ["Offset of field: QkvSequence::tokens"][::core::mem::offset_of!(QkvSequence, tokens) - 8usize];
+    ["Offset of field: QkvSequence::old_len"][::core::mem::offset_of!(QkvSequence, old_len) - 12usize];
+    ["Offset of field: QkvSequence::new_len"][::core::mem::offset_of!(QkvSequence, new_len) - 16usize];
+    ["Offset of field: QkvSequence::old_packed"][::core::mem::offset_of!(QkvSequence, old_packed) - 20usize];
+    ["Offset of field: QkvSequence::new_packed"][::core::mem::offset_of!(QkvSequence, new_packed) - 24usize];
+    ["Offset of field: QkvSequence::reserved"][::core::mem::offset_of!(QkvSequence, reserved) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvStatus {
+    pub clamped: u64,
+    pub missing_blocks: u32,
+    pub over_capacity: u32,
+    pub bad_seats: u32,
+    pub bad_rows: u32,
+    pub bad_slots: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvStatus"][::core::mem::size_of::<QkvStatus>() - 32usize];
+    ["Alignment of QkvStatus"][::core::mem::align_of::<QkvStatus>() - 8usize];
+    ["Offset of field: QkvStatus::clamped"][::core::mem::offset_of!(QkvStatus, clamped) - 0usize];
+    ["Offset of field: QkvStatus::missing_blocks"]
+        [::core::mem::offset_of!(QkvStatus, missing_blocks) - 8usize];
+    ["Offset of field: QkvStatus::over_capacity"]
+        [::core::mem::offset_of!(QkvStatus, over_capacity) - 12usize];
+    ["Offset of field: QkvStatus::bad_seats"][::core::mem::offset_of!(QkvStatus, bad_seats) - 16usize];
+    ["Offset of field: QkvStatus::bad_rows"][::core::mem::offset_of!(QkvStatus, bad_rows) - 20usize];
+    ["Offset of field: QkvStatus::bad_slots"][::core::mem::offset_of!(QkvStatus, bad_slots) - 24usize];
+    ["Offset of field: QkvStatus::reserved"][::core::mem::offset_of!(QkvStatus, reserved) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvBeginStep {
+    pub seats: u64,
+    pub context_lens: u64,
+    pub query_start: u64,
+    pub slot_mapping: u64,
+    pub block_tables: u64,
+    pub lengths: u64,
+    pub step: u64,
+    pub slots: u64,
+    pub status: u64,
+    pub sequences: u32,
+    pub rows: u32,
+    pub table_width: u32,
+    pub max_sequences: u32,
+    pub max_tokens: u32,
+    pub blocks: u32,
+    pub residual: i32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvBeginStep"][::core::mem::size_of::<QkvBeginStep>() - 104usize];
+    ["Alignment of QkvBeginStep"][::core::mem::align_of::<QkvBeginStep>() - 8usize];
+    ["Offset of field: QkvBeginStep::seats"][::core::mem::offset_of!(QkvBeginStep, seats) - 0usize];
+    ["Offset of field: QkvBeginStep::context_lens"]
+        [::core::mem::offset_of!(QkvBeginStep, context_lens) - 8usize];
+    ["Offset of field: QkvBeginStep::query_start"]
+        [::core::mem::offset_of!(QkvBeginStep, query_start) - 16usize];
+    ["Offset of field: QkvBeginStep::slot_mapping"]
+        [::core::mem::offset_of!(QkvBeginStep, slot_mapping) - 24usize];
+    ["Offset of field: QkvBeginStep::block_tables"]
+        [::core::mem::offset_of!(QkvBeginStep, block_tables) - 32usize];
+    ["Offset of field: QkvBeginStep::lengths"][::core::mem::offset_of!(QkvBeginStep, lengths) - 40usize];
+    ["Offset of field: QkvBeginStep::step"][::core::mem::offset_of!(QkvBeginStep, step) - 48usize];
+    ["Offset of field: QkvBeginStep::slots"][::core::mem::offset_of!(QkvBeginStep, slots) - 56usize];
+    ["Offset of field: QkvBeginStep::status"][::core::mem::offset_of!(QkvBeginStep, status) - 64usize];
+    ["Offset of field: QkvBeginStep::sequences"][::core::mem::offset_of!(QkvBeginStep, sequences) - 72usize];
+    ["Offset of field: QkvBeginStep::rows"][::core::mem::offset_of!(QkvBeginStep, rows) - 76usize];
+    ["Offset of field: QkvBeginStep::table_width"]
+        [::core::mem::offset_of!(QkvBeginStep, table_width) - 80usize];
+    ["Offset of field: QkvBeginStep::max_sequences"]
+        [::core::mem::offset_of!(QkvBeginStep, max_sequences) - 84usize];
+    ["Offset of field: QkvBeginStep::max_tokens"]
+        [::core::mem::offset_of!(QkvBeginStep, max_tokens) - 88usize];
+    ["Offset of field: QkvBeginStep::blocks"][::core::mem::offset_of!(QkvBeginStep, blocks) - 92usize];
+    ["Offset of field: QkvBeginStep::residual"][::core::mem::offset_of!(QkvBeginStep, residual) - 96usize];
+    ["Offset of field: QkvBeginStep::reserved"][::core::mem::offset_of!(QkvBeginStep, reserved) - 100usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvAppend {
+    pub input: [QkvTensor; 2usize],
+    pub format: [QkvFormat; 2usize],
+    pub at: [QkvOperand; 2usize],
+    pub window: [u64; 2usize],
+    pub sink: [u64; 2usize],
+    pub scales: [u64; 2usize],
+    pub means: u64,
+    pub pages: u64,
+    pub step: u64,
+    pub block_tables: u64,
+    pub slots: u64,
+    pub status: u64,
+    pub heads: u32,
+    pub sequences: u32,
+    pub rows: u32,
+    pub table_width: u32,
+    pub blocks: u32,
+    pub page_bytes: u32,
+    pub window_rows: u32,
+    pub sinks: u32,
+    pub window_dtype: u32,
+    pub direct: u32,
+    pub tile_bytes: u32,
+    pub code_bytes: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvAppend"][::core::mem::size_of::<QkvAppend>() - 448usize];
+    ["Alignment of QkvAppend"][::core::mem::align_of::<QkvAppend>() - 8usize];
+    ["Offset of field: QkvAppend::input"][::core::mem::offset_of!(QkvAppend, input) - 0usize];
+    ["Offset of field: QkvAppend::format"][::core::mem::offset_of!(QkvAppend, format) - 144usize];
+    ["Offset of field: QkvAppend::at"][::core::mem::offset_of!(QkvAppend, at) - 240usize];
+    ["Offset of field: QkvAppend::window"][::core::mem::offset_of!(QkvAppend, window) - 304usize];
+    ["Offset of field: QkvAppend::sink"][::core::mem::offset_of!(QkvAppend, sink) - 320usize];
+    ["Offset of field: QkvAppend::scales"][::core::mem::offset_of!(QkvAppend, scales) - 336usize];
+    ["Offset of field: QkvAppend::means"][::core::mem::offset_of!(QkvAppend, means) - 352usize];
+    ["Offset of field: QkvAppend::pages"][::core::mem::offset_of!(QkvAppend, pages) - 360usize];
+    ["Offset of field: QkvAppend::step"][::core::mem::offset_of!(QkvAppend, step) - 368usize];
+    ["Offset of field: QkvAppend::block_tables"][::core::mem::offset_of!(QkvAppend, block_tables) - 376usize];
+    ["Offset of field: QkvAppend::slots"][::core::mem::offset_of!(QkvAppend, slots) - 384usize];
+    ["Offset of field: QkvAppend::status"][::core::mem::offset_of!(QkvAppend, status) - 392usize];
+    ["Offset of field: QkvAppend::heads"][::core::mem::offset_of!(QkvAppend, heads) - 400usize];
+    ["Offset of field: QkvAppend::sequences"][::core::mem::offset_of!(QkvAppend, sequences) - 404usize];
+    ["Offset of field: QkvAppend::rows"][::core::mem::offset_of!(QkvAppend, rows) - 408usize];
+    ["Offset of field: QkvAppend::table_width"][::core::mem::offset_of!(QkvAppend, table_width) - 412usize];
+    ["Offset of field: QkvAppend::blocks"][::core::mem::offset_of!(QkvAppend, blocks) - 416usize];
+    ["Offset of field: QkvAppend::page_bytes"][::core::mem::offset_of!(QkvAppend, page_bytes) - 420usize];
+    ["Offset of field: QkvAppend::window_rows"][::core::mem::offset_of!(QkvAppend, window_rows) - 424usize];
+    ["Offset of field: QkvAppend::sinks"][::core::mem::offset_of!(QkvAppend, sinks) - 428usize];
+    ["Offset of field: QkvAppend::window_dtype"][::core::mem::offset_of!(QkvAppend, window_dtype) - 432usize];
+    ["Offset of field: QkvAppend::direct"][::core::mem::offset_of!(QkvAppend, direct) - 436usize];
+    ["Offset of field: QkvAppend::tile_bytes"][::core::mem::offset_of!(QkvAppend, tile_bytes) - 440usize];
+    ["Offset of field: QkvAppend::code_bytes"][::core::mem::offset_of!(QkvAppend, code_bytes) - 444usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct QkvPool {
     pub base: u64,
     pub page_bytes: u64,

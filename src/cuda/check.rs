@@ -23,6 +23,19 @@ pub(crate) fn len(what: &'static str, expected: usize, got: usize) -> Result<()>
     if expected == got { Ok(()) } else { Err(Error::Length { what, expected, got }) }
 }
 
+/// A slice has this many elements or more.
+pub(crate) fn at_least(what: &'static str, expected: usize, got: usize) -> Result<()> {
+    if got >= expected { Ok(()) } else { Err(Error::Length { what, expected, got }) }
+}
+
+/// A number that kernels hold in 31 bits.
+pub(crate) fn count(what: &'static str, n: usize) -> Result<()> {
+    if n <= i32::MAX as usize {
+        return Ok(());
+    }
+    Err(Error::Capacity { what, needed: n, available: i32::MAX as usize, help: "it must fit in 31 bits" })
+}
+
 /// Heads and channels are numbers that a kernel holds in 32 bits, and rows in 64.
 pub(crate) fn sizes(what: &'static str, dims: [usize; 3]) -> Result<()> {
     let most = i32::MAX as usize;

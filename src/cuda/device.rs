@@ -37,6 +37,16 @@ kernels! {
     CheckLayout = "checks"::"qkv_check_layout",
     /// Tests: matrix products.
     CheckMma = "checks"::"qkv_check_mma",
+    /// FP8 bytes of a tensor.
+    Fp8Encode = "fp8"::"qkv_fp8_encode",
+    /// A tensor of FP8 bytes.
+    Fp8Decode = "fp8"::"qkv_fp8_decode",
+    /// FP8 scales of a tensor.
+    Fp8Absmax = "fp8"::"qkv_fp8_absmax",
+    /// Opens a step.
+    BeginStep = "begin_step"::"qkv_begin_step",
+    /// New keys and values into a layer.
+    Append = "append"::"qkv_append",
 }
 
 /// A parameter block that kernels take by value.
@@ -59,6 +69,12 @@ unsafe impl Parameters for abi::QkvConvertPages {}
 unsafe impl Parameters for abi::QkvCheckLayout {}
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvCheckMma {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvFp8 {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvBeginStep {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvAppend {}
 
 /// How a kernel is started.
 #[derive(Debug, Clone, Copy)]

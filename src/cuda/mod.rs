@@ -23,11 +23,13 @@ pub mod launch;
 mod pages;
 mod parameters;
 pub mod raw;
+mod status;
 mod tensor;
 
 pub use device::{Device, is_available};
 pub use pages::{PageFormat, Pages, PagesMut};
 pub use raw::{DeviceSlice, DeviceSliceMut, RawStream};
+pub use status::CacheStatus;
 pub use tensor::{DeviceElement, DeviceTensor, DeviceTensorMut};
 
 /// The cudarc that this crate is built with, for `From` conversions.

@@ -5,7 +5,7 @@ use super::raw::{DeviceSlice, DeviceSliceMut};
 use super::{check, parameters};
 use crate::error::{Error, Result};
 use crate::format::{Axis, Format};
-use crate::layout::{Operand, PageLayout};
+use crate::layout::PageLayout;
 use crate::quant::hadamard::check_block;
 
 /// The most channels of a head.
@@ -72,7 +72,7 @@ impl PageFormat {
     pub(crate) fn code_stride(&self) -> u32 {
         let bytes = |f: &Format, dim: usize| if f.code_bits() == 16 { 2 * dim } else { dim };
         let (k, v) = (bytes(&self.key, self.layout.key.dim), bytes(&self.value, self.layout.value.dim));
-        parameters::code_stride(k.max(v))
+        parameters::code_stride(k.max(v)) as u32
     }
 
     /// Shared memory that holds one operand of a page: codes, then pairs.
@@ -137,8 +137,8 @@ macro_rules! pool {
                     heads: self.heads as u32,
                     key_format: parameters::format(&f.key),
                     value_format: parameters::format(&f.value),
-                    key: parameters::operand(Operand::Key, &f.layout.key),
-                    value: parameters::operand(Operand::Value, &f.layout.value),
+                    key: parameters::operand(&f.layout.key, false),
+                    value: parameters::operand(&f.layout.value, true),
                 }
             }
         }

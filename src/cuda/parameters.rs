@@ -1,49 +1,53 @@
-//! Formats and layouts as kernels take them.
+//! Formats and page geometry as kernels take them.
 
-use super::abi::{self, QkvFormat, QkvOperand};
+use super::abi::*;
 use crate::format::{Axis, Fit, Format, Fp8Kind, Granularity};
 use crate::layout::{Operand, OperandLayout, PageLayout};
 
-/// A format. Its parameters were checked: groups and passes fit 32 bits.
+/// A format's parameters. Those of its fit are computed here as the CPU computes them.
 pub(crate) fn format(f: &Format) -> QkvFormat {
-    let mut out = QkvFormat { bits: f.code_bits() as u32, ..QkvFormat::default() };
+    let empty = QkvFormat::default();
     match f {
-        Format::F16 => out.kind = abi::QKV_KIND_F16,
-        Format::Bf16 => out.kind = abi::QKV_KIND_BF16,
-        Format::Fp8(p) => {
-            out.kind = match p.kind {
-                Fp8Kind::E4M3 => abi::QKV_KIND_E4M3,
-                Fp8Kind::E5M2 => abi::QKV_KIND_E5M2,
-            };
-            out.granularity = match p.granularity {
-                Granularity::Tensor => abi::QKV_SCALE_TENSOR,
-                Granularity::Head => abi::QKV_SCALE_HEAD,
-                Granularity::TokenHead => abi::QKV_SCALE_TOKEN_HEAD,
-            };
-        }
+        Format::F16 => QkvFormat { kind: QKV_KIND_F16, bits: 16, ..empty },
+        Format::Bf16 => QkvFormat { kind: QKV_KIND_BF16, bits: 16, ..empty },
+        Format::Fp8(f) => QkvFormat {
+            kind: match f.kind {
+                Fp8Kind::E4M3 => QKV_KIND_E4M3,
+                Fp8Kind::E5M2 => QKV_KIND_E5M2,
+            },
+            bits: 8,
+            granularity: match f.granularity {
+                Granularity::Tensor => QKV_SCALE_TENSOR,
+                Granularity::Head => QKV_SCALE_HEAD,
+                Granularity::TokenHead => QKV_SCALE_TOKEN_HEAD,
+            },
+            ..empty
+        },
         Format::Affine(a) => {
-            out.kind = abi::QKV_KIND_AFFINE;
-            out.group = a.group as u32;
-            out.per_channel = (a.axis == Axis::PerChannel).into();
-            out.rotate = a.rotate.unwrap_or(0) as u32;
-            out.center = a.center.into();
-            match a.fit {
-                Fit::MinMax => out.fit = abi::QKV_FIT_MIN_MAX,
-                Fit::ErrorOptimal => out.fit = abi::QKV_FIT_ERROR_OPTIMAL,
-                Fit::Hqq { p, beta, iterations } => {
-                    out.fit = abi::QKV_FIT_HQQ;
-                    out.iterations = iterations;
-                    out.exponent = p - 1.0;
-                    out.weight = 1.0 / beta;
-                }
+            let (fit, exponent, weight, iterations) = match a.fit {
+                Fit::MinMax => (QKV_FIT_MIN_MAX, 0.0, 0.0, 0),
+                Fit::ErrorOptimal => (QKV_FIT_ERROR_OPTIMAL, 0.0, 0.0, 0),
+                Fit::Hqq { p, beta, iterations } => (QKV_FIT_HQQ, p - 1.0, 1.0 / beta, iterations),
+            };
+            QkvFormat {
+                kind: QKV_KIND_AFFINE,
+                bits: a.bits.get() as u32,
+                group: a.group as u32,
+                per_channel: u32::from(a.axis == Axis::PerChannel),
+                fit,
+                iterations,
+                exponent,
+                weight,
+                rotate: a.rotate.unwrap_or(0) as u32,
+                center: u32::from(a.center),
+                ..empty
             }
         }
     }
-    out
 }
 
-/// Where an operand lies in a page. Head dims are at most 512.
-pub(crate) fn operand(operand: Operand, at: &OperandLayout) -> QkvOperand {
+/// An operand's place in a page; `value` tells keys from values. Sections are far below 4 GiB: heads have 512 channels at most.
+pub(crate) fn operand(at: &OperandLayout, value: bool) -> QkvOperand {
     QkvOperand {
         dim: at.dim as u32,
         codes: at.codes as u32,
@@ -52,32 +56,39 @@ pub(crate) fn operand(operand: Operand, at: &OperandLayout) -> QkvOperand {
         pairs: at.pairs as u32,
         pair_bytes: at.pair_bytes as u32,
         pair_count: at.pair_count as u32,
-        value: (operand == Operand::Value).into(),
+        value: u32::from(value),
     }
 }
 
 /// Sections of one operand on their own: both begin at 0.
 pub(crate) fn sections(f: &Format, which: Operand, dim: usize) -> QkvOperand {
     let layout = PageLayout::new(f, f, dim, dim);
-    let at = if which == Operand::Key { layout.key } else { layout.value };
-    QkvOperand { codes: 0, pairs: 0, ..operand(which, &at) }
+    let (at, value) = if which == Operand::Key { (layout.key, false) } else { (layout.value, true) };
+    QkvOperand { codes: 0, pairs: 0, ..operand(&at, value) }
 }
 
-/// Bytes between rows of codes in shared memory, for rows of this many bytes: the least that is 16 more than a multiple of 128,
-/// so that 8 neighbouring rows begin in different banks.
-pub(crate) fn code_stride(bytes: usize) -> u32 {
-    (bytes.saturating_sub(16).next_multiple_of(128) + 16) as u32
+/// Bytes between the rows of a code buffer in shared memory: `code_stride_for` of `kernels/encode.cuh`.
+pub(crate) const fn code_stride(bytes: usize) -> usize {
+    least_with(bytes, 128, 16)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::code_stride;
-
-    #[test]
-    fn rows_of_codes_begin_in_different_banks() {
-        for bytes in 1..1100 {
-            let stride = code_stride(bytes) as usize;
-            assert!(stride >= bytes && stride < bytes + 128 && stride / 4 % 32 == 4, "{bytes} {stride}");
+/// f32 words between the rows of a tile in shared memory: `unit_stride` of `kernels/encode.cuh`.
+pub(crate) fn unit_stride(f: &Format, channels: usize) -> usize {
+    match f.as_affine() {
+        Some(a) if a.axis == Axis::PerChannel => {
+            let rest = match a.group {
+                0..=32 => 8,
+                33..=64 => 4,
+                65..=128 => 2,
+                _ => 1,
+            };
+            least_with(channels, 32, rest)
         }
+        _ => least_with(channels, 32, 16),
     }
+}
+
+/// The least number that is at least `n` and is `rest` modulo `step`.
+const fn least_with(n: usize, step: usize, rest: usize) -> usize {
+    if n <= rest { rest } else { (n - rest).div_ceil(step) * step + rest }
 }

@@ -6,6 +6,7 @@ mod gpu;
 
 mod anchors;
 mod dequantize;
+mod fp8;
 mod hadamard;
 mod layout;
 mod pages;

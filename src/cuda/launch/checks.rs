@@ -30,7 +30,7 @@ pub fn check_layout(
     check::len("pairs", TILE * at.dim * 2, pairs.len())?;
     let parameters = QkvCheckLayout {
         format: parameters::format(f),
-        at: parameters::operand(operand, at),
+        at: parameters::operand(at, operand == Operand::Value),
         bits: bits.address(),
         pairs: pairs.address(),
         order: if order == Order::Row { QKV_ORDER_ROW } else { QKV_ORDER_FRAGMENT },

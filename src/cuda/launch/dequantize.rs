@@ -162,7 +162,7 @@ pub fn dequantize(
     }
     check::address("codes", codes.address(), 16)?;
     check::address("pairs", address, align)?;
-    let stride = parameters::code_stride(dim);
+    let stride = parameters::code_stride(dim) as u32;
     let word = if wide { 8 } else { 4 };
     let groups = dim.div_ceil(format.group);
     let bytes = row_bytes(format.bits.get(), dim);

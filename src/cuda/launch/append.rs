@@ -1,0 +1,217 @@
+use super::Grid;
+use super::step::{DeviceBatch, StepMemory};
+use crate::config::{CacheConfig, LayerConfig};
+use crate::cuda::abi::{QKV_BF16, QKV_F16, QkvAppend};
+use crate::cuda::device::Kernel;
+use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream, check, parameters};
+use crate::error::{Error, Result};
+use crate::format::Format;
+use crate::layout::{OperandLayout, TILE};
+use crate::tensor::Dtype;
+
+const THREADS: u32 = 128;
+
+/// Input rows of a block in direct mode: `kRows` of `kernels/append.cu`.
+const DIRECT_ROWS: usize = 8;
+
+/// Device memory of one layer of a cache. Elements of window and sinks are f16 or bf16, as
+/// [`CacheConfig::window_dtype`] says.
+#[derive(Debug)]
+pub struct LayerMemory<'a> {
+    /// Pages `[blocks, kv_heads]` of the layer, in fragment order, 16-byte aligned; zeros at first.
+    pub pages: DeviceSliceMut<'a, u8>,
+    /// Keys' window, `[max_sequences, kv_heads, window_rows, key_dim]`; empty in direct mode.
+    pub key_window: DeviceSliceMut<'a, u16>,
+    /// Values' window.
+    pub value_window: DeviceSliceMut<'a, u16>,
+    /// Keys' sink rows, `[max_sequences, kv_heads, sinks, key_dim]`; empty without sinks.
+    pub key_sinks: DeviceSliceMut<'a, u16>,
+    /// Values' sink rows.
+    pub value_sinks: DeviceSliceMut<'a, u16>,
+    /// f16 `[max_sequences, kv_heads, key_dim]`: means of centred keys; empty for others.
+    pub means: DeviceSliceMut<'a, u16>,
+    /// `[kv_heads]`: static FP8 scales of keys; empty for other formats.
+    pub key_scales: DeviceSlice<'a, f32>,
+    /// The same of values.
+    pub value_scales: DeviceSlice<'a, f32>,
+}
+
+/// Bytes of a page of a layer: one kv head, 64 tokens.
+///
+/// # Errors
+/// As [`CacheConfig::validate`]; [`Error::OutOfRange`] for a layer that does not exist.
+pub fn page_bytes(config: &CacheConfig, layer: usize) -> Result<usize> {
+    config.validate()?;
+    Ok(config.page_layout(layer_of(config, layer)?).page_bytes)
+}
+
+fn layer_of(config: &CacheConfig, layer: usize) -> Result<&LayerConfig> {
+    let limit = config.layers.len();
+    config.layers.get(layer).ok_or(Error::OutOfRange { what: "layer", got: layer as i64, limit })
+}
+
+/// Shared memory of a block: (tile, codes, pairs) in bytes. The same for keys and values, so each is the larger of the two.
+fn shared_bytes(l: &LayerConfig, at: [&OperandLayout; 2], rows: usize) -> (usize, usize, usize) {
+    let of = |f: &Format, at: &OperandLayout| {
+        let half = matches!(f, Format::F16 | Format::Bf16);
+        let codes = parameters::code_stride(at.dim * if half { 2 } else { 1 });
+        let tile = (rows * parameters::unit_stride(f, at.dim) * 4).next_multiple_of(16);
+        (tile, rows * codes, (at.pair_count * 4 * rows.div_ceil(TILE)).next_multiple_of(16))
+    };
+    let (k, v) = (of(&l.key, at[0]), of(&l.value, at[1]));
+    (k.0.max(v.0), k.1.max(v.1), k.2.max(v.2))
+}
+
+fn rows_of(
+    what: &'static str,
+    memory: &DeviceSliceMut<'_, u16>,
+    c: &CacheConfig,
+    rows: usize,
+    dim: usize,
+) -> Result<u64> {
+    let needed = [c.max_sequences, c.kv_heads, rows, dim].iter().try_fold(1usize, |n, x| n.checked_mul(*x));
+    check::len(what, needed.unwrap_or(usize::MAX), memory.len())?;
+    if memory.is_empty() {
+        return Ok(0);
+    }
+    check::address(what, memory.address(), 16)?;
+    Ok(memory.address())
+}
+
+fn scales_of(what: &'static str, memory: DeviceSlice<'_, f32>, f: &Format, heads: usize) -> Result<u64> {
+    check::len(what, if f.needs_scale() { heads } else { 0 }, memory.len())?;
+    if memory.is_empty() {
+        return Ok(0);
+    }
+    check::address(what, memory.address(), 4)?;
+    Ok(memory.address())
+}
+
+/// Stores new keys and values `[rows, kv_heads, dim]` of a batch in one layer, in one launch: closes every tile that the step
+/// completes (fit, codes, pairs, in fragment order), then writes window and sink rows; in direct mode each token goes to its slot.
+/// `batch` and `memory` are those of [`begin_step`](super::begin_step), which comes before on the same stream.
+///
+/// Pages, window and sinks have the CPU backend's bits. A graph that holds this launch can be replayed while sequences grow, as
+/// long as the batch has as many sequences and rows.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
+/// [`Error::Unsupported`] for an f32 window (rows on the GPU are f16 or bf16) and for heads whose tile does not fit the
+/// device's shared memory; [`Error::Cuda`] if the launch fails.
+#[allow(clippy::too_many_arguments)]
+pub fn append(
+    device: &Device,
+    stream: RawStream<'_>,
+    config: &CacheConfig,
+    layer: usize,
+    k: &DeviceTensor<'_>,
+    v: &DeviceTensor<'_>,
+    batch: &DeviceBatch<'_>,
+    memory: &mut LayerMemory<'_>,
+    step: &mut StepMemory<'_>,
+) -> Result<()> {
+    config.validate()?;
+    let (c, l) = (config, layer_of(config, layer)?);
+    let (rows, sequences) = (batch.rows(), batch.sequences());
+    check::same_dims("k", [rows, c.kv_heads, c.key_dim], k.dims())?;
+    check::same_dims("v", [rows, c.kv_heads, c.value_dim], v.dims())?;
+    if rows == 0 || sequences == 0 {
+        return Ok(());
+    }
+    check::count("rows", rows)?;
+    step.check(c, sequences, rows)?;
+    let direct = c.residual.is_none();
+    let window_dtype = match c.window_dtype {
+        Dtype::F16 => QKV_F16,
+        Dtype::Bf16 => QKV_BF16,
+        Dtype::F32 if direct => QKV_F16,
+        Dtype::F32 => {
+            return Err(Error::Unsupported {
+                what: "window_dtype",
+                got: "F32".into(),
+                why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
+            });
+        }
+    };
+    let pages = c.page_layout(l);
+    let block_bytes = pages.page_bytes * c.kv_heads;
+    if !memory.pages.len().is_multiple_of(block_bytes) {
+        return Err(Error::Length {
+            what: "pages (whole blocks)",
+            expected: block_bytes,
+            got: memory.pages.len(),
+        });
+    }
+    let blocks = memory.pages.len() / block_bytes;
+    check::count("blocks", blocks)?;
+    if blocks > 0 {
+        check::address("pages", memory.pages.address(), 16)?;
+    }
+    let width = batch.table_width()?;
+    check::address("block_tables", batch.block_tables().address(), 4)?;
+    let mean_seats = if l.key.centered() { c.max_sequences * c.kv_heads * c.key_dim } else { 0 };
+    check::len("means", mean_seats, memory.means.len())?;
+    let window = c.window_rows();
+    let tile_rows = if direct { DIRECT_ROWS } else { TILE };
+    let (tile_bytes, code_bytes, pair_bytes) = shared_bytes(l, [&pages.key, &pages.value], tile_rows);
+    let shared = tile_bytes + code_bytes + pair_bytes;
+    // A little of the limit is the kernel's own.
+    if shared + 1024 > device.shared_limit() as usize {
+        return Err(Error::Unsupported {
+            what: "head dim",
+            got: format!("{} and {}", c.key_dim, c.value_dim),
+            why: format!(
+                "a tile takes {shared} bytes of shared memory, the device has {}; use smaller heads",
+                device.shared_limit()
+            ),
+        });
+    }
+    let p = QkvAppend {
+        input: [k.parameters(), v.parameters()],
+        format: [parameters::format(&l.key), parameters::format(&l.value)],
+        at: [parameters::operand(&pages.key, false), parameters::operand(&pages.value, true)],
+        window: [
+            rows_of("key_window", &memory.key_window, c, window, c.key_dim)?,
+            rows_of("value_window", &memory.value_window, c, window, c.value_dim)?,
+        ],
+        sink: [
+            rows_of("key_sinks", &memory.key_sinks, c, c.sinks, c.key_dim)?,
+            rows_of("value_sinks", &memory.value_sinks, c, c.sinks, c.value_dim)?,
+        ],
+        scales: [
+            scales_of("key_scales", memory.key_scales, &l.key, c.kv_heads)?,
+            scales_of("value_scales", memory.value_scales, &l.value, c.kv_heads)?,
+        ],
+        means: if mean_seats > 0 { memory.means.address() } else { 0 },
+        pages: memory.pages.address(),
+        step: step.step.address(),
+        block_tables: batch.block_tables().address(),
+        slots: step.slots.address(),
+        status: step.status.address(),
+        heads: c.kv_heads as u32,
+        sequences: sequences as u32,
+        rows: rows as u32,
+        table_width: width as u32,
+        blocks: blocks as u32,
+        page_bytes: pages.page_bytes as u32,
+        window_rows: window as u32,
+        sinks: c.sinks as u32,
+        window_dtype,
+        direct: u32::from(direct),
+        tile_bytes: tile_bytes as u32,
+        code_bytes: code_bytes as u32,
+    };
+    let jobs = if direct { rows.div_ceil(DIRECT_ROWS) } else { sequences + rows / TILE };
+    let blocks = jobs.checked_mul(2 * c.kv_heads).filter(|n| *n <= i32::MAX as usize);
+    let blocks = blocks.ok_or(Error::Capacity {
+        what: "blocks of a launch",
+        needed: jobs.saturating_mul(2 * c.kv_heads),
+        available: i32::MAX as usize,
+        help: "append fewer rows at a time",
+    })?;
+    let grid = Grid { blocks: blocks as u32, threads: THREADS, shared: shared as u32 };
+    // SAFETY: tensors, pages, rows, means and scales have the sizes that the configuration gives and their alignment (above),
+    // and views were checked against their memory; the kernel checks lengths, blocks and slots that it reads from the device
+    // against the numbers given here before it uses them.
+    unsafe { device.start(Kernel::Append, grid, stream, &p) }
+}
