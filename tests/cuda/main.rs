@@ -10,6 +10,7 @@ mod fp8;
 mod hadamard;
 mod layout;
 mod pages;
+mod quantize;
 
 /// The one launch since the last look moved no more bytes than it had to, in whole sectors, and met no bank conflict.
 fn cost(simulator: ptxsim::testing::Simulator, least: usize, what: &str) {
