@@ -283,4 +283,123 @@ struct QkvQuantize {
 };
 QKV_SIZE(QkvQuantize, 240);
 
+/* The pages of a layer: page (block, head) begins at base + (block * heads + head) * page_bytes. */
+struct QkvPool {
+  uint64_t base;
+  uint64_t page_bytes;
+  uint32_t blocks;
+  uint32_t heads;
+  struct QkvFormat key_format;
+  struct QkvFormat value_format;
+  struct QkvOperand key;
+  struct QkvOperand value;
+};
+QKV_SIZE(QkvPool, 184);
+
+/* Codes and pairs of a tensor, decoded. */
+struct QkvDequantize {
+  struct QkvTensor out;
+  /* Row order: [token][head] rows. Fragment order: [head][64-token tile] sections; the tiles of a batch row are its own. */
+  uint64_t codes;
+  /* Row order: [token][head][group] or [head][token group][channel]. Fragment order: [head][64-token tile] sections. */
+  uint64_t pairs;
+  struct QkvFormat format;
+  /* Offsets are 0. */
+  struct QkvOperand at;
+  /* QKV_ORDER_... of the codes. */
+  uint32_t order;
+  /* 1: pairs are two f32, 0: two f16. */
+  uint32_t wide;
+  /* Rows that a block holds at a time. */
+  uint32_t rows;
+  /* Bytes between them in shared memory. */
+  uint32_t code_stride;
+  /* Per channel in row order: heads that a block takes at a time. */
+  uint32_t unit_heads;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvDequantize, 192);
+
+/* Blocks of a pool copied. */
+struct QkvCopyBlocks {
+  uint64_t base;
+  /* Bytes of a block, a multiple of 16. */
+  uint64_t block_bytes;
+  /* i32 [count][2]: from, to. */
+  uint64_t pairs;
+  uint64_t count;
+  /* u32: pairs that name no block are counted here. */
+  uint64_t status;
+  uint32_t blocks;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvCopyBlocks, 48);
+
+/* The tokens of one sequence, decoded from its pages. */
+struct QkvGather {
+  struct QkvPool pool;
+  struct QkvTensor key;
+  struct QkvTensor value;
+  /* i32 [tiles] */
+  uint64_t table;
+  /* f16 [heads][dim], optional: added to decoded keys. */
+  uint64_t key_mean;
+  /* f32 [1] or [heads], for FP8 with static scales. */
+  uint64_t key_scales;
+  uint64_t value_scales;
+  /* u32: pages that do not exist are counted here. */
+  uint64_t status;
+  /* 1: a scale a head, 0: one. */
+  uint32_t key_scale_step;
+  uint32_t value_scale_step;
+  /* QKV_ORDER_... of the pool. */
+  uint32_t order;
+  uint32_t code_stride;
+};
+QKV_SIZE(QkvGather, 384);
+
+/* Pages rewritten from one order to another: between a pool and a list of pages side by side. */
+struct QkvConvertPages {
+  struct QkvPool pool;
+  /* i64 [count]: block * heads + head, -1 = skip. */
+  uint64_t pages;
+  uint64_t count;
+  /* [count] pages. */
+  uint64_t list;
+  /* u32: numbers that name no page are counted here. */
+  uint64_t status;
+  /* QKV_ORDER_... of both. */
+  uint32_t pool_order;
+  uint32_t list_order;
+  /* 1: from the list to the pool. */
+  uint32_t to_pool;
+  uint32_t code_stride;
+};
+QKV_SIZE(QkvConvertPages, 232);
+
+/* Tests: the place of every bit. */
+struct QkvCheckLayout {
+  struct QkvFormat format;
+  struct QkvOperand at;
+  /* u32 [64][dim][bits]: 8 * byte + bit. */
+  uint64_t bits;
+  /* u32 [64][dim][2] */
+  uint64_t pairs;
+  uint32_t order;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvCheckLayout, 104);
+
+/* Tests: matrix products d = a b of tiles, row-major. */
+struct QkvCheckMma {
+  uint64_t a;
+  uint64_t b;
+  uint64_t d;
+  uint64_t tiles;
+  /* 0: f16 m16n8k16; 1: u8 x s8, 2: u8 x u8, m16n8k32. */
+  uint32_t kind;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvCheckMma, 40);
+
 #endif

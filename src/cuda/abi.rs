@@ -303,3 +303,245 @@ const _: () = {
     ["Offset of field: QkvAppend::tile_bytes"][::core::mem::offset_of!(QkvAppend, tile_bytes) - 440usize];
     ["Offset of field: QkvAppend::code_bytes"][::core::mem::offset_of!(QkvAppend, code_bytes) - 444usize];
 };
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvQuantize {
+    pub x: QkvTensor,
+    pub format: QkvFormat,
+    pub at: QkvOperand,
+    pub codes: u64,
+    pub pairs: u64,
+    pub given: u64,
+    pub clamped: u64,
+    pub units: u64,
+    pub order: u32,
+    pub rows: u32,
+    pub width: u32,
+    pub row_channels: u32,
+    pub row_count: u32,
+    pub row_units: u32,
+    pub row_bytes: u32,
+    pub chunk: u32,
+    pub x_stride: u32,
+    pub code_stride: u32,
+    pub codes_at: u32,
+    pub pairs_at: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvQuantize"][::core::mem::size_of::<QkvQuantize>() - 240usize];
+    ["Alignment of QkvQuantize"][::core::mem::align_of::<QkvQuantize>() - 8usize];
+    ["Offset of field: QkvQuantize::x"][::core::mem::offset_of!(QkvQuantize, x) - 0usize];
+    ["Offset of field: QkvQuantize::format"][::core::mem::offset_of!(QkvQuantize, format) - 72usize];
+    ["Offset of field: QkvQuantize::at"][::core::mem::offset_of!(QkvQuantize, at) - 120usize];
+    ["Offset of field: QkvQuantize::codes"][::core::mem::offset_of!(QkvQuantize, codes) - 152usize];
+    ["Offset of field: QkvQuantize::pairs"][::core::mem::offset_of!(QkvQuantize, pairs) - 160usize];
+    ["Offset of field: QkvQuantize::given"][::core::mem::offset_of!(QkvQuantize, given) - 168usize];
+    ["Offset of field: QkvQuantize::clamped"][::core::mem::offset_of!(QkvQuantize, clamped) - 176usize];
+    ["Offset of field: QkvQuantize::units"][::core::mem::offset_of!(QkvQuantize, units) - 184usize];
+    ["Offset of field: QkvQuantize::order"][::core::mem::offset_of!(QkvQuantize, order) - 192usize];
+    ["Offset of field: QkvQuantize::rows"][::core::mem::offset_of!(QkvQuantize, rows) - 196usize];
+    ["Offset of field: QkvQuantize::width"][::core::mem::offset_of!(QkvQuantize, width) - 200usize];
+    ["Offset of field: QkvQuantize::row_channels"]
+        [::core::mem::offset_of!(QkvQuantize, row_channels) - 204usize];
+    ["Offset of field: QkvQuantize::row_count"][::core::mem::offset_of!(QkvQuantize, row_count) - 208usize];
+    ["Offset of field: QkvQuantize::row_units"][::core::mem::offset_of!(QkvQuantize, row_units) - 212usize];
+    ["Offset of field: QkvQuantize::row_bytes"][::core::mem::offset_of!(QkvQuantize, row_bytes) - 216usize];
+    ["Offset of field: QkvQuantize::chunk"][::core::mem::offset_of!(QkvQuantize, chunk) - 220usize];
+    ["Offset of field: QkvQuantize::x_stride"][::core::mem::offset_of!(QkvQuantize, x_stride) - 224usize];
+    ["Offset of field: QkvQuantize::code_stride"]
+        [::core::mem::offset_of!(QkvQuantize, code_stride) - 228usize];
+    ["Offset of field: QkvQuantize::codes_at"][::core::mem::offset_of!(QkvQuantize, codes_at) - 232usize];
+    ["Offset of field: QkvQuantize::pairs_at"][::core::mem::offset_of!(QkvQuantize, pairs_at) - 236usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvPool {
+    pub base: u64,
+    pub page_bytes: u64,
+    pub blocks: u32,
+    pub heads: u32,
+    pub key_format: QkvFormat,
+    pub value_format: QkvFormat,
+    pub key: QkvOperand,
+    pub value: QkvOperand,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvPool"][::core::mem::size_of::<QkvPool>() - 184usize];
+    ["Alignment of QkvPool"][::core::mem::align_of::<QkvPool>() - 8usize];
+    ["Offset of field: QkvPool::base"][::core::mem::offset_of!(QkvPool, base) - 0usize];
+    ["Offset of field: QkvPool::page_bytes"][::core::mem::offset_of!(QkvPool, page_bytes) - 8usize];
+    ["Offset of field: QkvPool::blocks"][::core::mem::offset_of!(QkvPool, blocks) - 16usize];
+    ["Offset of field: QkvPool::heads"][::core::mem::offset_of!(QkvPool, heads) - 20usize];
+    ["Offset of field: QkvPool::key_format"][::core::mem::offset_of!(QkvPool, key_format) - 24usize];
+    ["Offset of field: QkvPool::value_format"][::core::mem::offset_of!(QkvPool, value_format) - 72usize];
+    ["Offset of field: QkvPool::key"][::core::mem::offset_of!(QkvPool, key) - 120usize];
+    ["Offset of field: QkvPool::value"][::core::mem::offset_of!(QkvPool, value) - 152usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvDequantize {
+    pub out: QkvTensor,
+    pub codes: u64,
+    pub pairs: u64,
+    pub format: QkvFormat,
+    pub at: QkvOperand,
+    pub order: u32,
+    pub wide: u32,
+    pub rows: u32,
+    pub code_stride: u32,
+    pub unit_heads: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvDequantize"][::core::mem::size_of::<QkvDequantize>() - 192usize];
+    ["Alignment of QkvDequantize"][::core::mem::align_of::<QkvDequantize>() - 8usize];
+    ["Offset of field: QkvDequantize::out"][::core::mem::offset_of!(QkvDequantize, out) - 0usize];
+    ["Offset of field: QkvDequantize::codes"][::core::mem::offset_of!(QkvDequantize, codes) - 72usize];
+    ["Offset of field: QkvDequantize::pairs"][::core::mem::offset_of!(QkvDequantize, pairs) - 80usize];
+    ["Offset of field: QkvDequantize::format"][::core::mem::offset_of!(QkvDequantize, format) - 88usize];
+    ["Offset of field: QkvDequantize::at"][::core::mem::offset_of!(QkvDequantize, at) - 136usize];
+    ["Offset of field: QkvDequantize::order"][::core::mem::offset_of!(QkvDequantize, order) - 168usize];
+    ["Offset of field: QkvDequantize::wide"][::core::mem::offset_of!(QkvDequantize, wide) - 172usize];
+    ["Offset of field: QkvDequantize::rows"][::core::mem::offset_of!(QkvDequantize, rows) - 176usize];
+    ["Offset of field: QkvDequantize::code_stride"]
+        [::core::mem::offset_of!(QkvDequantize, code_stride) - 180usize];
+    ["Offset of field: QkvDequantize::unit_heads"]
+        [::core::mem::offset_of!(QkvDequantize, unit_heads) - 184usize];
+    ["Offset of field: QkvDequantize::reserved"][::core::mem::offset_of!(QkvDequantize, reserved) - 188usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvCopyBlocks {
+    pub base: u64,
+    pub block_bytes: u64,
+    pub pairs: u64,
+    pub count: u64,
+    pub status: u64,
+    pub blocks: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvCopyBlocks"][::core::mem::size_of::<QkvCopyBlocks>() - 48usize];
+    ["Alignment of QkvCopyBlocks"][::core::mem::align_of::<QkvCopyBlocks>() - 8usize];
+    ["Offset of field: QkvCopyBlocks::base"][::core::mem::offset_of!(QkvCopyBlocks, base) - 0usize];
+    ["Offset of field: QkvCopyBlocks::block_bytes"]
+        [::core::mem::offset_of!(QkvCopyBlocks, block_bytes) - 8usize];
+    ["Offset of field: QkvCopyBlocks::pairs"][::core::mem::offset_of!(QkvCopyBlocks, pairs) - 16usize];
+    ["Offset of field: QkvCopyBlocks::count"][::core::mem::offset_of!(QkvCopyBlocks, count) - 24usize];
+    ["Offset of field: QkvCopyBlocks::status"][::core::mem::offset_of!(QkvCopyBlocks, status) - 32usize];
+    ["Offset of field: QkvCopyBlocks::blocks"][::core::mem::offset_of!(QkvCopyBlocks, blocks) - 40usize];
+    ["Offset of field: QkvCopyBlocks::reserved"][::core::mem::offset_of!(QkvCopyBlocks, reserved) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvGather {
+    pub pool: QkvPool,
+    pub key: QkvTensor,
+    pub value: QkvTensor,
+    pub table: u64,
+    pub key_mean: u64,
+    pub key_scales: u64,
+    pub value_scales: u64,
+    pub status: u64,
+    pub key_scale_step: u32,
+    pub value_scale_step: u32,
+    pub order: u32,
+    pub code_stride: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvGather"][::core::mem::size_of::<QkvGather>() - 384usize];
+    ["Alignment of QkvGather"][::core::mem::align_of::<QkvGather>() - 8usize];
+    ["Offset of field: QkvGather::pool"][::core::mem::offset_of!(QkvGather, pool) - 0usize];
+    ["Offset of field: QkvGather::key"][::core::mem::offset_of!(QkvGather, key) - 184usize];
+    ["Offset of field: QkvGather::value"][::core::mem::offset_of!(QkvGather, value) - 256usize];
+    ["Offset of field: QkvGather::table"][::core::mem::offset_of!(QkvGather, table) - 328usize];
+    ["Offset of field: QkvGather::key_mean"][::core::mem::offset_of!(QkvGather, key_mean) - 336usize];
+    ["Offset of field: QkvGather::key_scales"][::core::mem::offset_of!(QkvGather, key_scales) - 344usize];
+    ["Offset of field: QkvGather::value_scales"][::core::mem::offset_of!(QkvGather, value_scales) - 352usize];
+    ["Offset of field: QkvGather::status"][::core::mem::offset_of!(QkvGather, status) - 360usize];
+    ["Offset of field: QkvGather::key_scale_step"]
+        [::core::mem::offset_of!(QkvGather, key_scale_step) - 368usize];
+    ["Offset of field: QkvGather::value_scale_step"]
+        [::core::mem::offset_of!(QkvGather, value_scale_step) - 372usize];
+    ["Offset of field: QkvGather::order"][::core::mem::offset_of!(QkvGather, order) - 376usize];
+    ["Offset of field: QkvGather::code_stride"][::core::mem::offset_of!(QkvGather, code_stride) - 380usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvConvertPages {
+    pub pool: QkvPool,
+    pub pages: u64,
+    pub count: u64,
+    pub list: u64,
+    pub status: u64,
+    pub pool_order: u32,
+    pub list_order: u32,
+    pub to_pool: u32,
+    pub code_stride: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvConvertPages"][::core::mem::size_of::<QkvConvertPages>() - 232usize];
+    ["Alignment of QkvConvertPages"][::core::mem::align_of::<QkvConvertPages>() - 8usize];
+    ["Offset of field: QkvConvertPages::pool"][::core::mem::offset_of!(QkvConvertPages, pool) - 0usize];
+    ["Offset of field: QkvConvertPages::pages"][::core::mem::offset_of!(QkvConvertPages, pages) - 184usize];
+    ["Offset of field: QkvConvertPages::count"][::core::mem::offset_of!(QkvConvertPages, count) - 192usize];
+    ["Offset of field: QkvConvertPages::list"][::core::mem::offset_of!(QkvConvertPages, list) - 200usize];
+    ["Offset of field: QkvConvertPages::status"][::core::mem::offset_of!(QkvConvertPages, status) - 208usize];
+    ["Offset of field: QkvConvertPages::pool_order"]
+        [::core::mem::offset_of!(QkvConvertPages, pool_order) - 216usize];
+    ["Offset of field: QkvConvertPages::list_order"]
+        [::core::mem::offset_of!(QkvConvertPages, list_order) - 220usize];
+    ["Offset of field: QkvConvertPages::to_pool"]
+        [::core::mem::offset_of!(QkvConvertPages, to_pool) - 224usize];
+    ["Offset of field: QkvConvertPages::code_stride"]
+        [::core::mem::offset_of!(QkvConvertPages, code_stride) - 228usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvCheckLayout {
+    pub format: QkvFormat,
+    pub at: QkvOperand,
+    pub bits: u64,
+    pub pairs: u64,
+    pub order: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvCheckLayout"][::core::mem::size_of::<QkvCheckLayout>() - 104usize];
+    ["Alignment of QkvCheckLayout"][::core::mem::align_of::<QkvCheckLayout>() - 8usize];
+    ["Offset of field: QkvCheckLayout::format"][::core::mem::offset_of!(QkvCheckLayout, format) - 0usize];
+    ["Offset of field: QkvCheckLayout::at"][::core::mem::offset_of!(QkvCheckLayout, at) - 48usize];
+    ["Offset of field: QkvCheckLayout::bits"][::core::mem::offset_of!(QkvCheckLayout, bits) - 80usize];
+    ["Offset of field: QkvCheckLayout::pairs"][::core::mem::offset_of!(QkvCheckLayout, pairs) - 88usize];
+    ["Offset of field: QkvCheckLayout::order"][::core::mem::offset_of!(QkvCheckLayout, order) - 96usize];
+    ["Offset of field: QkvCheckLayout::reserved"]
+        [::core::mem::offset_of!(QkvCheckLayout, reserved) - 100usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvCheckMma {
+    pub a: u64,
+    pub b: u64,
+    pub d: u64,
+    pub tiles: u64,
+    pub kind: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvCheckMma"][::core::mem::size_of::<QkvCheckMma>() - 40usize];
+    ["Alignment of QkvCheckMma"][::core::mem::align_of::<QkvCheckMma>() - 8usize];
+    ["Offset of field: QkvCheckMma::a"][::core::mem::offset_of!(QkvCheckMma, a) - 0usize];
+    ["Offset of field: QkvCheckMma::b"][::core::mem::offset_of!(QkvCheckMma, b) - 8usize];
+    ["Offset of field: QkvCheckMma::d"][::core::mem::offset_of!(QkvCheckMma, d) - 16usize];
+    ["Offset of field: QkvCheckMma::tiles"][::core::mem::offset_of!(QkvCheckMma, tiles) - 24usize];
+    ["Offset of field: QkvCheckMma::kind"][::core::mem::offset_of!(QkvCheckMma, kind) - 32usize];
+    ["Offset of field: QkvCheckMma::reserved"][::core::mem::offset_of!(QkvCheckMma, reserved) - 36usize];
+};

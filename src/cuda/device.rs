@@ -25,6 +25,20 @@ macro_rules! kernels {
 kernels! {
     /// Block Hadamard rotation.
     Hadamard = "hadamard"::"qkv_hadamard",
+    /// Affine codes and pairs of a tensor.
+    Quantize = "quantize"::"qkv_quantize",
+    /// Affine codes decoded.
+    Dequantize = "dequantize"::"qkv_dequantize",
+    /// Blocks of a pool copied.
+    CopyBlocks = "pages"::"qkv_copy_blocks",
+    /// A sequence's pages decoded.
+    Gather = "pages"::"qkv_gather",
+    /// Pages from one order to the other.
+    ConvertPages = "pages"::"qkv_convert_pages",
+    /// Tests: places of bits.
+    CheckLayout = "checks"::"qkv_check_layout",
+    /// Tests: matrix products.
+    CheckMma = "checks"::"qkv_check_mma",
     /// FP8 bytes of a tensor.
     Fp8Encode = "fp8"::"qkv_fp8_encode",
     /// A tensor of FP8 bytes.
@@ -45,6 +59,20 @@ pub(crate) unsafe trait Parameters: Copy {}
 
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvHadamard {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvQuantize {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvDequantize {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvCopyBlocks {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvGather {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvConvertPages {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvCheckLayout {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvCheckMma {}
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvFp8 {}
 // SAFETY: made from `kernels/abi.h`.

@@ -20,12 +20,14 @@ mod check;
 mod device;
 mod images;
 pub mod launch;
+mod pages;
 mod parameters;
 pub mod raw;
 mod status;
 mod tensor;
 
 pub use device::{Device, is_available};
+pub use pages::{PageFormat, Pages, PagesMut};
 pub use raw::{DeviceSlice, DeviceSliceMut, RawStream};
 pub use status::CacheStatus;
 pub use tensor::{DeviceElement, DeviceTensor, DeviceTensorMut};

@@ -2,7 +2,7 @@
 
 use super::abi::*;
 use crate::format::{Axis, Fit, Format, Fp8Kind, Granularity};
-use crate::layout::OperandLayout;
+use crate::layout::{Operand, OperandLayout, PageLayout};
 
 /// A format's parameters. Those of its fit are computed here as the CPU computes them.
 pub(crate) fn format(f: &Format) -> QkvFormat {
@@ -58,6 +58,13 @@ pub(crate) fn operand(at: &OperandLayout, value: bool) -> QkvOperand {
         pair_count: at.pair_count as u32,
         value: u32::from(value),
     }
+}
+
+/// Sections of one operand on their own: both begin at 0.
+pub(crate) fn sections(f: &Format, which: Operand, dim: usize) -> QkvOperand {
+    let layout = PageLayout::new(f, f, dim, dim);
+    let (at, value) = if which == Operand::Key { (layout.key, false) } else { (layout.value, true) };
+    QkvOperand { codes: 0, pairs: 0, ..operand(&at, value) }
 }
 
 /// Bytes between the rows of a code buffer in shared memory: `code_stride_for` of `kernels/encode.cuh`.

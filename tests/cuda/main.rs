@@ -4,7 +4,12 @@
 #[allow(dead_code)]
 mod gpu;
 
+mod anchors;
 mod append;
+mod dequantize;
 mod fp8;
 mod hadamard;
+mod layout;
+mod pages;
+mod quantize;
 mod steps;
