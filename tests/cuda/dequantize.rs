@@ -88,9 +88,9 @@ fn check(gpu: &Gpu, random: &mut Random, format: Affine, dims: [usize; 3], order
     let (shape, n) = layout(random, dims);
     let x = values(random, dims.iter().product());
     // The batch rows of the output are those of the groups.
-    let contiguous = Shape { batch_tokens: shape.batch_tokens, ..Shape::contiguous(dims) };
-    let contiguous = Shape { strides: [shape.batch_tokens * dims[1] * dims[2], dims[1] * dims[2], dims[2], 1], ..contiguous };
-    let q = quant::quantize(&TensorRef::new(&x, contiguous).unwrap(), &format).unwrap();
+    let [_, h, d] = dims;
+    let rows = Shape { dims, batch_tokens: shape.batch_tokens, strides: [shape.batch_tokens * h * d, h * d, d, 1] };
+    let q = quant::quantize(&TensorRef::new(&x, rows).unwrap(), &format).unwrap();
     let mut want = Host::new(dtype, &vec![7.0; n]);
     quant::dequantize(&q, &mut TensorMut::new(host_mut(&mut want), shape).unwrap()).unwrap();
     for &order in orders {
@@ -189,7 +189,7 @@ fn pairs_of_f32_are_taken_as_they_are() {
                 DevicePairs::F32((&flat).into()),
                 &format,
                 CodeOrder::Rows,
-                &mut out.view_mut(Shape::contiguous(dims)),
+                &mut out.view_mut(crate::contiguous(dims)),
             )
             .unwrap();
             same(&out.down(&gpu), &Host::F32(want)).unwrap_or_else(|e| panic!("{axis:?} {dims:?}: {e}"));
@@ -224,7 +224,7 @@ fn contiguous_tensors_cost_their_bytes() {
                         DevicePairs::F16((&pairs).into()),
                         &format,
                         order,
-                        &mut out.view_mut(Shape::contiguous(dims)),
+                        &mut out.view_mut(crate::contiguous(dims)),
                     )
                     .unwrap();
                     out.down(&gpu);
@@ -246,7 +246,7 @@ fn bad_arguments_start_nothing() {
     let wide = gpu.zeros::<f32>(3 * 2 * 4);
     let mut out = Host::new(Dtype::F32, &[7.0; 384]).up(&gpu);
     let mut go = |codes: &cudarc::driver::CudaView<'_, u8>, pairs: DevicePairs<'_>, format: &Affine, order, dims: [usize; 3]| {
-        dequantize(&gpu.device, gpu.raw(), codes.into(), pairs, format, order, &mut out.view_mut(Shape::contiguous(dims)))
+        dequantize(&gpu.device, gpu.raw(), codes.into(), pairs, format, order, &mut out.view_mut(crate::contiguous(dims)))
     };
     let narrow = || DevicePairs::F16((&pairs).into());
     let all = codes.slice(..);

@@ -13,3 +13,15 @@ mod layout;
 mod pages;
 mod quantize;
 mod steps;
+
+/// The one launch since the last look moved no more bytes than it had to, in whole sectors, and met no bank conflict.
+fn cost(simulator: ptxsim::testing::Simulator, least: usize, what: &str) {
+    let stats = simulator.take_stats();
+    assert_eq!(stats.len(), 1, "{what}");
+    let t = &stats[0].total;
+    let bytes = t.global_bytes as f64;
+    assert!(bytes <= 1.02 * least as f64, "{what}: {bytes} bytes, {least} would do");
+    let full = bytes / (32 * t.global_sectors) as f64;
+    assert!(full >= 0.95, "{what}: sectors are {:.1} % full", 100.0 * full);
+    assert_eq!(t.shared_conflicts, 0, "{what}: bank conflicts in {} accesses", t.shared_requests);
+}

@@ -43,7 +43,8 @@ fn values(random: &mut Random, n: usize, special: bool) -> Vec<f32> {
     let mut x: Vec<f32> =
         (0..n).map(|i| random.normal() * scale * if i % 37 == 5 { 9.0 } else { 1.0 }).collect();
     if special {
-        let hard = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -70000.0, 65504.0, 1e-41, -0.0, 0.0, 3e-8];
+        let hard =
+            [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e30, -70000.0, 65504.0, 1e-41, -0.0, 0.0, 3e-8];
         for _ in 0..n / 150 + 1 {
             x[random.below(n)] = random.pick(&hard);
         }
@@ -53,7 +54,13 @@ fn values(random: &mut Random, n: usize, special: bool) -> Vec<f32> {
             for v in &mut x[first..(first + 300).min(n)] {
                 *v = match kind {
                     0 => 1.2345,
-                    1 => if *v > 0.0 { 0.0 } else { -0.0 },
+                    1 => {
+                        if *v > 0.0 {
+                            0.0
+                        } else {
+                            -0.0
+                        }
+                    }
                     _ => v.signum() * 1e-40,
                 };
             }
@@ -75,7 +82,8 @@ fn fragments(f: &Affine, operand: Operand, shape: &Shape, codes: &[u8], pairs: &
     let at = if operand == Operand::Key { page.key } else { page.value };
     let each = batch.div_ceil(TILE);
     let tiles = tokens / batch * each;
-    let (mut out, mut out_pairs) = (vec![0u8; heads * tiles * at.code_bytes], vec![0u8; heads * tiles * at.pair_bytes]);
+    let (mut out, mut out_pairs) =
+        (vec![0u8; heads * tiles * at.code_bytes], vec![0u8; heads * tiles * at.pair_bytes]);
     let groups = batch.div_ceil(f.group);
     for token in 0..tokens {
         let (b, t) = (token / batch, token % batch);
@@ -92,7 +100,9 @@ fn fragments(f: &Affine, operand: Operand, shape: &Shape, codes: &[u8], pairs: &
                 }
                 let pair = match f.axis {
                     Axis::PerToken => pairs[(token * heads + head) * dim.div_ceil(f.group) + c / f.group],
-                    Axis::PerChannel => pairs[(head * tokens / batch * groups + b * groups + t / f.group) * dim + c],
+                    Axis::PerChannel => {
+                        pairs[(head * tokens / batch * groups + b * groups + t / f.group) * dim + c]
+                    }
                 };
                 let places = pair_bytes(&format, operand, &at, Order::Fragment, t % TILE, c).unwrap();
                 for (place, half) in places.into_iter().zip([pair as u16, (pair >> 16) as u16]) {
@@ -235,7 +245,11 @@ fn given_pairs_have_the_codes_of_the_cpu() {
         let want = quant::quantize_with(&case.cpu(), f.bits, f.group, axis, &pairs).unwrap();
         let flat: Vec<f32> = pairs.iter().flat_map(|p| [p.0, p.1]).collect();
         let given = gpu.up(&flat);
-        let order = if page { CodeOrder::Fragments(random.pick(&[Operand::Key, Operand::Value])) } else { CodeOrder::Rows };
+        let order = if page {
+            CodeOrder::Fragments(random.pick(&[Operand::Key, Operand::Value]))
+        } else {
+            CodeOrder::Rows
+        };
         let lengths = code_lengths(dims, case.shape.batch_tokens, &f, order).unwrap();
         let mut codes = gpu.up(&vec![0xa5u8; lengths.codes]);
         let (p, c) = ((&given).into(), (&mut codes).into());
@@ -268,7 +282,9 @@ fn count(gpu: &Gpu, f: &Affine, order: CodeOrder, dtype: Dtype, dims: [usize; 3]
     let least = (t * h * d * dtype.bytes() + lengths.codes + 4 * lengths.pairs) as f64;
     let name = format!("{f:?} {order:?} {dtype:?} {dims:?}: {total:?}");
     assert!(total.global_bytes as f64 <= 1.02 * least, "{name}");
-    assert!(total.global_bytes as f64 >= 0.95 * 32.0 * total.global_sectors as f64, "{name}");
+    // Fragment order takes pairs of 80 channels apart in pieces of 40 bytes.
+    let full = if d == 80 && f.axis == Axis::PerChannel { 0.9 } else { 0.95 };
+    assert!(total.global_bytes as f64 >= full * 32.0 * total.global_sectors as f64, "{name}");
     let lines: Vec<_> = stats[0].lines.iter().filter(|l| l.counts.shared_conflicts > 0).collect();
     assert!(total.shared_conflicts == 0, "{name} {lines:?}");
 }
@@ -320,11 +336,12 @@ fn rotation_and_fits_meet_no_bank_twice() {
 fn wrong_arguments_start_nothing() {
     let gpu = Gpu::new();
     let x = gpu.up(&[1f32; 64 * 64]);
-    let (mut codes, mut pairs) = (gpu.up(&[9u8; 4096]), gpu.up(&[9u32; 1024]));
+    let (codes, mut pairs) = (gpu.up(&[9u8; 4096]), gpu.up(&[9u32; 1024]));
     let mut counter = gpu.up(&[9u64; 2]);
     type Changes = (usize, usize, usize, u64);
     let mut run = |dims: [usize; 3], f: Affine, order: CodeOrder, (c, p, n, off): Changes| {
-        let view = DeviceTensor::new(&x, Shape { dims, batch_tokens: dims[0], strides: [0, 64, 64, 1] }).unwrap();
+        let view =
+            DeviceTensor::new(&x, Shape { dims, batch_tokens: dims[0], strides: [0, 64, 64, 1] }).unwrap();
         let at = |s: DeviceSlice<'_, u8>| s.address() + off;
         let address = at((&codes).into());
         // SAFETY: inside the allocation, or refused before anything is started.
@@ -340,11 +357,23 @@ fn wrong_arguments_start_nothing() {
     let (rows, tiles) = (CodeOrder::Rows, CodeOrder::Fragments(Operand::Key));
     let f = Affine::per_token(Bits::B8, 32);
     let dims = [16, 1, 64];
-    assert!(matches!(run(dims, f, rows, (1023, 32, 1, 0)), Err(Error::Length { what: "codes", expected: 1024, got: 1023 })));
-    assert!(matches!(run(dims, f, rows, (1024, 31, 1, 0)), Err(Error::Length { what: "pairs", expected: 32, got: 31 })));
+    assert!(matches!(
+        run(dims, f, rows, (1023, 32, 1, 0)),
+        Err(Error::Length { what: "codes", expected: 1024, got: 1023 })
+    ));
+    assert!(matches!(
+        run(dims, f, rows, (1024, 31, 1, 0)),
+        Err(Error::Length { what: "pairs", expected: 32, got: 31 })
+    ));
     assert!(matches!(run(dims, f, rows, (1024, 32, 2, 0)), Err(Error::Length { what: "clamped", .. })));
-    assert!(matches!(run(dims, f, tiles, (1024, 128, 1, 0)), Err(Error::Length { what: "codes", expected: 4096, .. })));
-    assert!(matches!(run(dims, f, tiles, (4096, 128, 1, 8)), Err(Error::Address { what: "codes", align: 16, .. })));
+    assert!(matches!(
+        run(dims, f, tiles, (1024, 128, 1, 0)),
+        Err(Error::Length { what: "codes", expected: 4096, .. })
+    ));
+    assert!(matches!(
+        run(dims, f, tiles, (4096, 128, 1, 8)),
+        Err(Error::Address { what: "codes", align: 16, .. })
+    ));
     let no = |f: Affine, order| (f, order);
     for (f, order) in [
         no(Affine::per_token(Bits::B8, 1), rows),
@@ -384,7 +413,8 @@ fn unaligned_codes_are_written_in_row_order() {
             let mut view = memory.slice_mut(1..1 + lengths.codes);
             let shape = Shape { dims, batch_tokens: 70, strides: [0, 192, 96, 1] };
             let (c, p) = ((&mut view).into(), (&mut pairs).into());
-            quantize(&gpu.device, gpu.raw(), &host.up(&gpu).view(shape), &f, CodeOrder::Rows, c, p, None).unwrap();
+            quantize(&gpu.device, gpu.raw(), &host.up(&gpu).view(shape), &f, CodeOrder::Rows, c, p, None)
+                .unwrap();
             let got = gpu.down(&memory);
             assert!(got[1..=lengths.codes] == *want.packed(), "{f:?}");
             assert_eq!((got[0], got[lengths.codes + 1]), (3, 3));
