@@ -68,10 +68,10 @@ macro_rules! slice {
         impl<T> $name<'_, T> {
             /// # Safety
             #[doc = concat!(
-                                        "`address` is device memory, aligned for `T` and valid for ",
-                                        $access,
-                                        " of `len` elements until the work that uses it is done."
-                                    )]
+                                                "`address` is device memory, aligned for `T` and valid for ",
+                                                $access,
+                                                " of `len` elements until the work that uses it is done."
+                                            )]
             pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
                 Self { address, len, owner: PhantomData }
             }
