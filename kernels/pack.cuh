@@ -294,7 +294,8 @@ __device__ __forceinline__ void move_pairs(const QkvFormat& f, const QkvOperand&
     *mins = __byte_perm(p.x, p.y, 0x7632);
   } else {
     uint32_t s = *steps, m = *mins;
-    *two = make_uint2(__byte_perm(s, m, 0x5410), __byte_perm(s, m, 0x7632));
+    // As one number: the compiler takes a vector of these apart, and then the lanes meet.
+    *(uint64_t*)two = __byte_perm(s, m, 0x5410) | (uint64_t)__byte_perm(s, m, 0x7632) << 32;
   }
 }
 

@@ -9,15 +9,8 @@ use qkv::cuda::launch::{Product, check_mma};
 fn run(gpu: &Gpu, product: Product, a: &[u8], b: &[u8]) -> Vec<u32> {
     let (a_device, b_device) = (gpu.up(a), gpu.up(b));
     let mut d = gpu.zeros::<u32>(a.len() / 512 * 128);
-    check_mma(
-        &gpu.device,
-        gpu.raw(),
-        product,
-        (&a_device).into(),
-        (&b_device).into(),
-        &mut (&mut d).into(),
-    )
-    .unwrap();
+    check_mma(&gpu.device, gpu.raw(), product, (&a_device).into(), (&b_device).into(), &mut (&mut d).into())
+        .unwrap();
     gpu.down(&d)
 }
 
@@ -27,8 +20,7 @@ fn bytes(x: &[f16]) -> Vec<u8> {
 
 /// Values of Q: small, large, negative, subnormal, and of full precision.
 fn queries() -> Vec<f16> {
-    let mut all: Vec<f16> =
-        [1.0, -1.0, 0.5, 3.0, 65504.0, -65504.0, 0.1, 2047.0].map(f16::from_f32).into();
+    let mut all: Vec<f16> = [1.0, -1.0, 0.5, 3.0, 65504.0, -65504.0, 0.1, 2047.0].map(f16::from_f32).into();
     all.extend([0x0001, 0x8001, 0x03ff, 0x0400, 0x3555, 0xb555, 0x7bff, 0x0000].map(f16::from_bits));
     all
 }
@@ -86,7 +78,8 @@ fn all_products_of_bytes_are_exact() {
         // One product a sum: 16 of the first operand on the diagonal by 8 of the second.
         let tiles = 16 * 32;
         let (mut a, mut b) = (vec![0u8; tiles * 512], vec![0u8; tiles * 256]);
-        let (first, second) = (|t: usize, r: usize| (t / 32 * 16 + r) as u8, |t: usize, c: usize| (t % 32 * 8 + c) as u8);
+        let (first, second) =
+            (|t: usize, r: usize| (t / 32 * 16 + r) as u8, |t: usize, c: usize| (t % 32 * 8 + c) as u8);
         for tile in 0..tiles {
             for row in 0..16 {
                 // Every place of k once in two rows.

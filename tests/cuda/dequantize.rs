@@ -89,7 +89,8 @@ fn check(gpu: &Gpu, random: &mut Random, format: Affine, dims: [usize; 3], order
     let x = values(random, dims.iter().product());
     // The batch rows of the output are those of the groups.
     let [_, h, d] = dims;
-    let rows = Shape { dims, batch_tokens: shape.batch_tokens, strides: [shape.batch_tokens * h * d, h * d, d, 1] };
+    let rows =
+        Shape { dims, batch_tokens: shape.batch_tokens, strides: [shape.batch_tokens * h * d, h * d, d, 1] };
     let q = quant::quantize(&TensorRef::new(&x, rows).unwrap(), &format).unwrap();
     let mut want = Host::new(dtype, &vec![7.0; n]);
     quant::dequantize(&q, &mut TensorMut::new(host_mut(&mut want), shape).unwrap()).unwrap();
@@ -102,7 +103,11 @@ fn check(gpu: &Gpu, random: &mut Random, format: Affine, dims: [usize; 3], order
             CodeOrder::Fragments(operand) => fragments(&q, &format, shape.batch_tokens, operand),
         };
         let lengths = code_lengths(dims, shape.batch_tokens, &format, order).unwrap();
-        assert_eq!((lengths.codes, lengths.pairs), (codes.len(), pairs.len()), "{format:?} {dims:?} {order:?}");
+        assert_eq!(
+            (lengths.codes, lengths.pairs),
+            (codes.len(), pairs.len()),
+            "{format:?} {dims:?} {order:?}"
+        );
         let (codes, pairs) = (gpu.up(&codes), gpu.up(&pairs));
         let mut out = Host::new(dtype, &vec![7.0; n]).up(gpu);
         let pairs = DevicePairs::F16((&pairs).into());
@@ -122,7 +127,8 @@ fn rows_of_all_formats_and_shapes_decode_as_on_the_cpu() {
     for bits in Bits::ALL {
         for case in 0..16 {
             let dim = random.pick(&[64, 80, 96, 112, 128, 256, 5, 20, 24]);
-            let dims = [1 + random.below(if case % 4 == 0 { 140 } else { 40 }), random.pick(&[1, 2, 3, 8]), dim];
+            let dims =
+                [1 + random.below(if case % 4 == 0 { 140 } else { 40 }), random.pick(&[1, 2, 3, 8]), dim];
             let group = random.pick(&[32, 64, 128, 2, 5, 24, 256]);
             let format = if case % 2 == 0 {
                 Affine::per_channel(bits, group)
@@ -131,7 +137,8 @@ fn rows_of_all_formats_and_shapes_decode_as_on_the_cpu() {
             };
             let mut format = format.with_fit(Fit::MinMax);
             if dim % 32 == 0 && case % 3 == 0 {
-                format = format.with_rotation(random.pick(&[32, 64, 128].map(|b| if dim % b == 0 { b } else { 32 })));
+                format = format
+                    .with_rotation(random.pick(&[32, 64, 128].map(|b| if dim % b == 0 { b } else { 32 })));
             }
             check(&gpu, &mut random, format, dims, &[CodeOrder::Rows]);
         }
@@ -202,10 +209,11 @@ fn contiguous_tensors_cost_their_bytes() {
     let gpu = Gpu::new();
     let Some(simulator) = gpu.simulator else { return };
     let mut random = Random::new(14);
-    let orders =
-        [CodeOrder::Rows, CodeOrder::Fragments(Operand::Key), CodeOrder::Fragments(Operand::Value)];
+    let orders = [CodeOrder::Rows, CodeOrder::Fragments(Operand::Key), CodeOrder::Fragments(Operand::Value)];
     for bits in Bits::ALL {
-        for format in [Affine::per_token(bits, 32), Affine::per_token(bits, 128), Affine::per_channel(bits, 64)] {
+        for format in
+            [Affine::per_token(bits, 32), Affine::per_token(bits, 128), Affine::per_channel(bits, 64)]
+        {
             for (rotate, dtype) in [(false, Dtype::F16), (false, Dtype::F32), (true, Dtype::Bf16)] {
                 let format = if rotate { format.with_rotation(64) } else { format };
                 for order in orders {
@@ -245,13 +253,28 @@ fn bad_arguments_start_nothing() {
     let pairs = gpu.zeros::<u32>(3 * 2 * 2);
     let wide = gpu.zeros::<f32>(3 * 2 * 4);
     let mut out = Host::new(Dtype::F32, &[7.0; 384]).up(&gpu);
-    let mut go = |codes: &cudarc::driver::CudaView<'_, u8>, pairs: DevicePairs<'_>, format: &Affine, order, dims: [usize; 3]| {
-        dequantize(&gpu.device, gpu.raw(), codes.into(), pairs, format, order, &mut out.view_mut(crate::contiguous(dims)))
+    let mut go = |codes: &cudarc::driver::CudaView<'_, u8>,
+                  pairs: DevicePairs<'_>,
+                  format: &Affine,
+                  order,
+                  dims: [usize; 3]| {
+        dequantize(
+            &gpu.device,
+            gpu.raw(),
+            codes.into(),
+            pairs,
+            format,
+            order,
+            &mut out.view_mut(crate::contiguous(dims)),
+        )
     };
     let narrow = || DevicePairs::F16((&pairs).into());
     let all = codes.slice(..);
     let rows = CodeOrder::Rows;
-    assert!(matches!(go(&codes.slice(1..), narrow(), &format, rows, dims), Err(Error::Length { what: "codes", .. })));
+    assert!(matches!(
+        go(&codes.slice(1..), narrow(), &format, rows, dims),
+        Err(Error::Length { what: "codes", .. })
+    ));
     assert!(matches!(go(&all, narrow(), &format, rows, [3, 2, 32]), Err(Error::Length { .. })));
     assert!(matches!(
         go(&all, DevicePairs::F16((&pairs.slice(1..)).into()), &format, rows, dims),
@@ -281,7 +304,10 @@ fn bad_arguments_start_nothing() {
     // A misaligned address with the right length.
     let longer = gpu.zeros::<u8>(3 * 2 * 32 + 1);
     assert!(matches!(go(&longer.slice(1..), narrow(), &format, rows, dims), Err(Error::Address { .. })));
-    assert!(go(&codes.slice(..0), DevicePairs::F16((&pairs.slice(..0)).into()), &format, rows, [0, 2, 64]).is_ok());
+    assert!(
+        go(&codes.slice(..0), DevicePairs::F16((&pairs.slice(..0)).into()), &format, rows, [0, 2, 64])
+            .is_ok()
+    );
     let Host::F32(got) = out.down(&gpu) else { unreachable!() };
     assert!(got.iter().all(|x| *x == 7.0));
 }

@@ -35,8 +35,16 @@ fn every_bit_lies_where_the_host_says() {
                     let (n, m) = (TILE * dim * width, TILE * dim * 2);
                     let mut b = bits.slice_mut(..n);
                     let mut p = pairs.slice_mut(..m);
-                    check_layout(&gpu.device, gpu.raw(), &page, operand, order, &mut (&mut b).into(), &mut (&mut p).into())
-                        .unwrap();
+                    check_layout(
+                        &gpu.device,
+                        gpu.raw(),
+                        &page,
+                        operand,
+                        order,
+                        &mut (&mut b).into(),
+                        &mut (&mut p).into(),
+                    )
+                    .unwrap();
                     let got: Vec<u32> = gpu.stream.clone_dtoh(&bits.slice(..n)).unwrap();
                     let got_pairs: Vec<u32> = gpu.stream.clone_dtoh(&pairs.slice(..m)).unwrap();
                     for i in 0..TILE * dim {

@@ -23,5 +23,6 @@ fn cost(simulator: ptxsim::testing::Simulator, least: usize, what: &str) {
     assert!(bytes <= 1.02 * least as f64, "{what}: {bytes} bytes, {least} would do");
     let full = bytes / (32 * t.global_sectors) as f64;
     assert!(full >= 0.95, "{what}: sectors are {:.1} % full", 100.0 * full);
-    assert_eq!(t.shared_conflicts, 0, "{what}: bank conflicts in {} accesses", t.shared_requests);
+    let where_ = stats[0].lines.iter().filter(|l| l.counts.shared_conflicts > 0).map(|l| &l.line);
+    assert_eq!(t.shared_conflicts, 0, "{what}: bank conflicts at {:?}", where_.collect::<Vec<_>>());
 }

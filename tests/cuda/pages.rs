@@ -21,7 +21,11 @@ fn random_page(random: &mut Random, format: &PageFormat) -> Vec<u8> {
                 Format::Fp8(_) => random.unit().to_bits(),
                 _ => Pair {
                     step: f16::from_f32(random.unit()),
-                    min: f16::from_f32(if random.below(3) == 0 { random.pick(&[f32::NAN, -0.0]) } else { random.normal() }),
+                    min: f16::from_f32(if random.below(3) == 0 {
+                        random.pick(&[f32::NAN, -0.0])
+                    } else {
+                        random.normal()
+                    }),
                 }
                 .to_bits(),
             };
@@ -42,7 +46,14 @@ fn random_pool(random: &mut Random, format: &PageFormat, pages: usize) -> Vec<u8
 }
 
 /// One operand of a page in fragment order as f32 `[64][dim]`: by the place of every bit.
-fn decode(format: &Format, operand: Operand, at: &OperandLayout, page: &[u8], scale: f32, mean: &[f16]) -> Vec<f32> {
+fn decode(
+    format: &Format,
+    operand: Operand,
+    at: &OperandLayout,
+    page: &[u8],
+    scale: f32,
+    mean: &[f16],
+) -> Vec<f32> {
     let mut out = vec![0f32; TILE * at.dim];
     for token in 0..TILE {
         let row = &mut out[token * at.dim..][..at.dim];
@@ -95,7 +106,8 @@ fn pages_convert_as_on_the_host() {
     let gpu = Gpu::new();
     let mut random = Random::new(21);
     for dim in [64, 80, 96, 112, 128, 256, 16] {
-        let all: Vec<Format> = formats(dim).into_iter().filter(|f| PageFormat::new(*f, *f, dim, dim).is_ok()).collect();
+        let all: Vec<Format> =
+            formats(dim).into_iter().filter(|f| PageFormat::new(*f, *f, dim, dim).is_ok()).collect();
         for (i, key) in all.iter().enumerate() {
             // Every format as keys and as values; all dims with themselves and one other.
             let value = all[(i * 7 + 3) % all.len()];
@@ -123,9 +135,19 @@ fn pages_convert_as_on_the_host() {
             for (got, page) in rows.chunks_exact(bytes).zip(&list) {
                 let mut want = vec![9u8; bytes];
                 if (0..4).contains(page) {
-                    convert(&format, Order::Fragment, &pool[*page as usize * bytes..][..bytes], Order::Row, &mut want);
+                    convert(
+                        &format,
+                        Order::Fragment,
+                        &pool[*page as usize * bytes..][..bytes],
+                        Order::Row,
+                        &mut want,
+                    );
                 }
-                assert!(got == want, "{key:?} {value:?} {dim} page {page}: {:?}", first_difference(got, &want));
+                assert!(
+                    got == want,
+                    "{key:?} {value:?} {dim} page {page}: {:?}",
+                    first_difference(got, &want)
+                );
             }
             // Back into another pool.
             let mut other = gpu.up(&vec![5u8; pool.len()]);
@@ -189,7 +211,8 @@ fn a_sequence_is_gathered_as_its_bits_say() {
             _ if random.below(2) == 0 => heads,
             _ => 1,
         };
-        let scales = |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.unit() + 0.1).collect() };
+        let scales =
+            |random: &mut Random, n: usize| -> Vec<f32> { (0..n).map(|_| random.unit() + 0.1).collect() };
         let (nk, nv) = (per_head(&mut random, &key), per_head(&mut random, &value));
         let (ks, vs) = (scales(&mut random, nk), scales(&mut random, nv));
         let mean: Vec<f16> = (0..heads * key_dim).map(|_| f16::from_f32(random.normal())).collect();
@@ -327,7 +350,11 @@ fn pages_cost_their_bytes() {
     for bits in Bits::ALL {
         let (t, c) = (Affine::per_token(bits, 32), Affine::per_channel(bits, 32));
         let whole = Affine::per_token(bits, dim);
-        all.extend([(t.into(), c.into()), (c.into(), t.into()), (whole.into(), whole.with_rotation(128).into())]);
+        all.extend([
+            (t.into(), c.into()),
+            (c.into(), t.into()),
+            (whole.into(), whole.with_rotation(128).into()),
+        ]);
     }
     for (key, value) in all {
         let format = PageFormat::new(key, value, dim, dim).unwrap();
@@ -340,7 +367,8 @@ fn pages_cost_their_bytes() {
         let numbers = gpu.up(&(0..(heads * blocks) as i64).collect::<Vec<_>>());
         let mut list = gpu.zeros::<u8>(pool.len());
         for import in [false, true] {
-            let ends = if import { PageList::Import((&list).into()) } else { PageList::Export((&mut list).into()) };
+            let ends =
+                if import { PageList::Import((&list).into()) } else { PageList::Export((&mut list).into()) };
             simulator.take_stats();
             convert_pages(
                 &gpu.device,
@@ -469,27 +497,29 @@ fn bad_arguments_and_empty_lists_start_nothing() {
     assert!(go(0, 0, 0).is_ok());
 
     let fp8 = PageFormat::new(Fp8::e4m3(Granularity::Head).into(), Format::F16, 64, 64).unwrap();
-    let centred = PageFormat::new(Affine::per_token(Bits::B8, 64).with_center().into(), Format::F16, 64, 64).unwrap();
+    let centred =
+        PageFormat::new(Affine::per_token(Bits::B8, 64).with_center().into(), Format::F16, 64, 64).unwrap();
     let scales = gpu.zeros::<f32>(3);
     let mean = gpu.zeros::<f16>(2 * 64);
     let mut out = [0, 1].map(|_| Host::new(Dtype::F32, &vec![7.0; 200 * 2 * 64]).up(&gpu));
-    let mut run = |format: PageFormat, tokens: usize, heads: usize, inputs: GatherInputs<'_>, tiles: usize| {
-        let pool = gpu.zeros::<u8>(2 * format.layout().page_bytes);
-        let mut s = status.slice_mut(..1);
-        let [k, v] = &mut out;
-        let shape = |t| crate::contiguous([t, heads, 64]);
-        gather(
-            &gpu.device,
-            gpu.raw(),
-            &Pages::new(&pool, 2, format).unwrap(),
-            Order::Fragment,
-            (&table.slice(..tiles)).into(),
-            &inputs,
-            &mut k.view_mut(shape(tokens)),
-            &mut v.view_mut(shape(tokens)),
-            &mut (&mut s).into(),
-        )
-    };
+    let mut run =
+        |format: PageFormat, tokens: usize, heads: usize, inputs: GatherInputs<'_>, tiles: usize| {
+            let pool = gpu.zeros::<u8>(2 * format.layout().page_bytes);
+            let mut s = status.slice_mut(..1);
+            let [k, v] = &mut out;
+            let shape = |t| crate::contiguous([t, heads, 64]);
+            gather(
+                &gpu.device,
+                gpu.raw(),
+                &Pages::new(&pool, 2, format).unwrap(),
+                Order::Fragment,
+                (&table.slice(..tiles)).into(),
+                &inputs,
+                &mut k.view_mut(shape(tokens)),
+                &mut v.view_mut(shape(tokens)),
+                &mut (&mut s).into(),
+            )
+        };
     let none = GatherInputs::default();
     assert!(matches!(run(format, 129, 2, none, 2), Err(Error::Length { what: "table", .. })));
     assert!(matches!(run(format, 10, 1, none, 1), Err(Error::Shape { what: "key", .. })));

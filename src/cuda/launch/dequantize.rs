@@ -109,7 +109,9 @@ pub fn code_lengths(
 
 /// Heads that a block takes at a time per channel in row order: the fewest whose rows of a token are whole sectors.
 fn unit_heads(row_bytes: usize, heads: usize) -> usize {
-    (1..=heads).find(|h| heads.is_multiple_of(*h) && (h * row_bytes).is_multiple_of(32) && *h <= 8).unwrap_or(heads.min(8))
+    (1..=heads)
+        .find(|h| heads.is_multiple_of(*h) && (h * row_bytes).is_multiple_of(32) && *h <= 8)
+        .unwrap_or(heads.min(8))
 }
 
 /// Decodes codes and pairs to `out` `[tokens, heads, dim]` of any dtype and strides: `step * code + min` in f32, both operations
@@ -202,8 +204,11 @@ pub fn dequantize(
         unit_heads: unit as u32,
         reserved: 0,
     };
-    let grid =
-        Grid { blocks: blocks(device, units as u64, 1), threads: THREADS, shared: rows * stride + pair_bytes };
+    let grid = Grid {
+        blocks: blocks(device, units as u64, 1),
+        threads: THREADS,
+        shared: rows * stride + pair_bytes,
+    };
     // SAFETY: codes and pairs have the lengths that shape and format need, and their alignment; the format is one that the kernel
     // knows, with at most 512 channels, so that rows fit the shared memory asked for (all above); the view of `out` was checked
     // against its memory.
