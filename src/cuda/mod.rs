@@ -7,6 +7,28 @@
 //! * [`launch`] has the launch functions. Each checks everything on the host and starts one kernel, or nothing; none
 //!   allocates, synchronises or reads back, so all can be captured in a graph.
 //!
+//! ```no_run
+//! use qkv::cuda::{Device, DeviceSliceMut, DeviceTensor, RawStream, launch};
+//! use qkv::{Fp8Kind, cuda::cudarc::driver::CudaContext};
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! // Memory and stream of the engine, here by cudarc.
+//! let stream = CudaContext::new(0)?.new_stream()?;
+//! let keys = stream.clone_htod(&vec![0.5f32; 7 * 8 * 128])?; // [tokens, heads, dim]
+//! let (mut bytes, mut scales) = (stream.alloc_zeros::<u8>(7 * 8 * 128)?, stream.alloc_zeros::<f32>(7 * 8)?);
+//!
+//! let device = Device::new(0)?;
+//! launch::fp8_encode_fitted(
+//!     &device,
+//!     RawStream::from(&*stream),
+//!     &DeviceTensor::thd(&keys, [7, 8, 128])?,
+//!     Fp8Kind::E4M3,
+//!     &mut DeviceSliceMut::from(&mut scales),
+//!     &mut DeviceSliceMut::from(&mut bytes),
+//! )?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Streams
 //!
 //! A launch runs on the stream that it is given, in order with whatever else is on it, and makes no event. The handle 2 is

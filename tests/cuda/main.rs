@@ -12,6 +12,7 @@ mod hadamard;
 mod layout;
 mod pages;
 mod quantize;
+mod resources;
 mod steps;
 
 /// The one launch since the last look moved no more bytes than it had to, in whole sectors, and met no bank conflict.

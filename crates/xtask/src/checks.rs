@@ -89,7 +89,7 @@ const PARTS: [Part; 6] = [
 
 /// Parts that need the CUDA feature, with variables of their environment. Without a GPU they run on the stand-in for the
 /// driver, which checks every access; the last two with newer instructions, and with warps, blocks and streams in another order.
-const CUDA_PARTS: [(&str, &[&str], &[(&str, &str)], bool); 4] = [
+const CUDA_PARTS: [(&str, &[&str], &[(&str, &str)], bool); 6] = [
     (
         "lints, CUDA",
         &["clippy", "--release", "-p", "qkv", "--features", "cuda", "--all-targets", "--", "-D", "warnings"],
@@ -97,8 +97,16 @@ const CUDA_PARTS: [(&str, &[&str], &[(&str, &str)], bool); 4] = [
         true,
     ),
     ("CUDA", &CUDA_TESTS, &[], true),
+    ("documentation's examples, CUDA", &["test", "--release", "-p", "qkv", "--features", "cuda", "--doc"], &[], false),
     ("CUDA, compute capability 9.0", &CUDA_TESTS, &[("PTXSIM_CC", "90")], false),
     ("CUDA, shuffled", &CUDA_TESTS, &[("PTXSIM_OPTIONS", "seed=7,delay=on")], false),
+    (
+        "documentation, CUDA",
+        &["doc", "--release", "--no-deps", "-p", "qkv", "--features", "cuda"],
+        // As docs.rs builds it: without nvcc. Last, since it replaces the images.
+        &[("DOCS_RS", "1")],
+        false,
+    ),
 ];
 
 const CUDA_TESTS: [&str; 8] =
