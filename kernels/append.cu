@@ -140,7 +140,8 @@ struct Job {
   uint32_t index;
   int32_t tile, end;
   bool exact;
-  uint32_t first, rows;
+  // Rows of the unit, and its first row of the input in direct mode.
+  uint32_t rows, first;
   int64_t slots[kRows];
 };
 
@@ -157,6 +158,7 @@ __device__ void window_job(const QkvAppend& p, uint32_t op, uint32_t index, Job&
   if (!(op == 0 && one_block_closes(p, s))) job.end = min(first_new_tile(s), job.end);
   if (s.tokens == 0) job.end = job.tile;
   job.exact = s.tokens > 0;
+  job.rows = QKV_TILE;
 }
 
 // The tile of new tokens whose first row is one of the 64 from 64 j on, if there is one.
@@ -164,6 +166,7 @@ __device__ void new_tile_job(const QkvAppend& p, uint32_t op, uint32_t j, Job& j
   if (threadIdx.x == 0) {
     job.tile = job.end = 0;
     job.exact = false;
+    job.rows = QKV_TILE;
   }
   __syncthreads();
   const QkvSequence* step = (const QkvSequence*)p.step;
@@ -260,7 +263,7 @@ extern "C" __global__ void __launch_bounds__(128) qkv_append(const __grid_consta
     }
     __syncthreads();
     const uint16_t* mean = p.direct ? nullptr : key_mean(p, o, job, tile, skip);
-    const Unit u = {o.x, o.stride, p.direct ? job.rows : QKV_TILE, o.at.dim, skip};
+    const Unit u = {o.x, o.stride, job.rows, o.at.dim, skip};
     clamped += encode_tile(o.format, u, mean, o.scale, o.codes, o.code_stride, o.pairs);
     __syncthreads();
     if (p.direct) {

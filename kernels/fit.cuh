@@ -34,9 +34,6 @@ __device__ __forceinline__ uint32_t two_levels(const Group<R>& g) {
   return pair_word(nearest(mul(2.0f, spread), sub(mean, spread)));
 }
 
-// Half-ranges that are tried, as parts of the group's own.
-__device__ __constant__ float kShrink[9] = {1.0f, 0.95f, 0.9f, 0.85f, 0.8f, 0.75f, 0.7f, 0.65f, 0.6f};
-
 // The smallest squared error of nine ranges around one centre and two least-squares refits of each; the first on ties, a range
 // before its refits.
 template <int R>
@@ -52,7 +49,8 @@ __device__ __forceinline__ uint32_t least_squares(const Group<R>& g, bool open, 
   float least = kInfinity;
 #pragma unroll 1
   for (int c = 0; c < 9; c++) {
-    const float shrink = kShrink[c];
+    // 1, 0.95 .. 0.6, as their literals are rounded.
+    const float shrink = quotient((float)(20 - c), 20.0f);
     Pair p = nearest(quotient(mul(mul(2.0f, half), shrink), max), sub(centre, mul(half, shrink)));
     if (c == 0) best = p;
     bool active = open;

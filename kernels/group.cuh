@@ -46,6 +46,7 @@ __device__ __forceinline__ float group_sum(const Group<R>& g, float (&t)[R]) {
     for (int r = 0; r < s; r++) t[r] = add(t[r], t[r + s]);
   }
   float sum = t[0];
+#pragma unroll 1
   for (uint32_t s = g.lanes / 2; s > 0; s /= 2) sum = add(sum, __shfl_xor_sync(kAll, sum, s));
   return sum;
 }
@@ -90,6 +91,7 @@ __device__ __forceinline__ bool prepare(Group<R>& g, uint32_t& pair, uint32_t& c
       top = max(top, bits_of(g.x[r]) & 0x7fffffff);
     }
   }
+#pragma unroll 1
   for (uint32_t s = g.lanes / 2; s > 0; s /= 2) {
     lo = fminf(lo, __shfl_xor_sync(kAll, lo, s));
     hi = fmaxf(hi, __shfl_xor_sync(kAll, hi, s));

@@ -36,6 +36,19 @@ __device__ __forceinline__ uint16_t float_to_half(float f) {
   return h;
 }
 
+// The same with NaN as the CPU has it: quiet, sign and upper payload kept. For rows and pages that hold f16 as such; PTX leaves
+// the payload open.
+__device__ __forceinline__ float half_to_float_nan(uint16_t h) {
+  uint32_t nan = (uint32_t)(h & 0x8000) << 16 | 0x7fc00000 | (uint32_t)(h & 0x3ff) << 13;
+  return (h & 0x7fff) > 0x7c00 ? from_bits(nan) : half_to_float(h);
+}
+
+__device__ __forceinline__ uint16_t float_to_half_nan(float f) {
+  uint32_t b = bits_of(f);
+  uint16_t nan = (uint16_t)(b >> 16 & 0x8000) | 0x7e00 | (uint16_t)(b >> 13 & 0x3ff);
+  return (b & 0x7fffffff) > 0x7f800000 ? nan : float_to_half(f);
+}
+
 // The nearest f16 value as f32. |x| <= 65504.
 __device__ __forceinline__ float round_half(float x) { return half_to_float(float_to_half(x)); }
 

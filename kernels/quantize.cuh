@@ -57,8 +57,8 @@ __device__ __forceinline__ Work work_of(const QkvQuantize& p, uint64_t unit) {
     const uint64_t rows = (uint64_t)p.row_count * p.row_units;
     w.group = unit / rows;
     const Run run = run_of(p.x, w.group, p.format.group);
-    const uint32_t inside = unit - w.group * rows, row = inside / p.row_units;
-    const uint32_t first = (inside - row * p.row_units) * p.width;
+    const uint64_t inside = unit - w.group * rows;
+    const uint32_t row = inside / p.row_units, first = (inside - (uint64_t)row * p.row_units) * p.width;
     // A row of codes is a head, or all of them.
     const uint32_t head = p.row_count > 1 ? row : first / p.x.dim;
     const uint32_t channel = p.row_count > 1 ? first : first - head * p.x.dim;
@@ -93,11 +93,14 @@ __device__ __forceinline__ void quantize(const QkvQuantize& p, uint8_t* memory) 
   const QkvFormat& f = p.format;
   const bool per_channel = f.per_channel, fragment = p.order == QKV_ORDER_FRAGMENT;
   __shared__ uint32_t total;
+  // In shared memory, so that it takes no registers while groups are fitted.
+  __shared__ Work w;
+  const Part& part = w.part;
   uint32_t clamped = 0;
   if (threadIdx.x == 0) total = 0;
   for (uint64_t unit = blockIdx.x; unit < p.units; unit += gridDim.x) {
-    const Work w = work_of(p, unit);
-    const Part& part = w.part;
+    if (threadIdx.x == 0) w = work_of(p, unit);
+    __syncthreads();
     // Pairs [outer][inner].
     const uint32_t length = per_channel ? part.count : part.width, along = (length + f.group - 1) / f.group;
     const uint32_t outer = per_channel ? along : part.count, inner = per_channel ? part.width : along;

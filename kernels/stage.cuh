@@ -48,32 +48,23 @@ __device__ __forceinline__ void load_part(const QkvTensor& t, const Part& p, flo
     return;
   }
   const uint32_t bytes = element_bytes(t.dtype), per = 16 / bytes, slots = runs * (32 / per);
-  constexpr int kFlight = 4;
-  for (uint32_t i = threadIdx.x; i < p.count * slots; i += kFlight * blockDim.x) {
-    uint4 v[kFlight];
-    uint32_t to[kFlight];
-#pragma unroll
-    for (int k = 0; k < kFlight; k++) {
-      uint32_t n = i + k * blockDim.x, row = n / slots, c = (n - row * slots) * per;
-      to[k] = row < p.count && c < p.width ? row * stride + c : kNowhere;
-      if (to[k] != kNowhere) v[k] = __ldg((const uint4*)(t.data + part_offset(t, p, row, c) * bytes));
-    }
-#pragma unroll
-    for (int k = 0; k < kFlight; k++) {
-      if (to[k] == kNowhere) continue;
-      float y[8];
-      unpack_vector(t.dtype, v[k], y);
-      float4 low = make_float4(y[0], y[1], y[2], y[3]);
-      float4* at = (float4*)(x + to[k]);
-      if (t.dtype == QKV_F32) {
-        *at = low;
-      } else {
-        // Two passes: half of the lanes begin with their second half.
-        float4 high = make_float4(y[4], y[5], y[6], y[7]);
-        uint32_t row = (i + k * blockDim.x) / slots, second = (threadIdx.x / 4 ^ row * stride / 4) & 1;
-        at[second] = second ? high : low;
-        at[1 - second] = second ? low : high;
-      }
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < p.count * slots; i += blockDim.x) {
+    const uint32_t row = i / slots, c = (i - row * slots) * per;
+    if (c >= p.width) continue;
+    const uint4 v = __ldg((const uint4*)(t.data + part_offset(t, p, row, c) * bytes));
+    float y[8];
+    unpack_vector(t.dtype, v, y);
+    const float4 low = make_float4(y[0], y[1], y[2], y[3]);
+    float4* at = (float4*)(x + row * stride + c);
+    if (t.dtype == QKV_F32) {
+      *at = low;
+    } else {
+      // Two passes: half of the lanes begin with their second half.
+      const float4 high = make_float4(y[4], y[5], y[6], y[7]);
+      const uint32_t second = (threadIdx.x / 4 ^ row * stride / 4) & 1;
+      at[second] = second ? high : low;
+      at[1 - second] = second ? low : high;
     }
   }
 }

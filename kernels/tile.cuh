@@ -56,7 +56,7 @@ __device__ __forceinline__ uint32_t encode_half_rows(const QkvFormat& f, Unit u,
     for (uint32_t c = threadIdx.x % 32; c < u.channels; c += 32) {
       float x = u.x[t * u.stride + c];
       if (f.kind == QKV_KIND_F16) x = t >= u.skip ? clamp_finite(x, clamped) : 0.0f;
-      uint16_t bits = f.kind == QKV_KIND_F16 ? float_to_half(x) : float_to_bfloat(x);
+      uint16_t bits = f.kind == QKV_KIND_F16 ? float_to_half_nan(x) : float_to_bfloat(x);
       out[c] = t >= u.skip ? bits : 0;
     }
   }

@@ -305,6 +305,57 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct QkvQuantize {
+    pub x: QkvTensor,
+    pub format: QkvFormat,
+    pub at: QkvOperand,
+    pub codes: u64,
+    pub pairs: u64,
+    pub given: u64,
+    pub clamped: u64,
+    pub units: u64,
+    pub order: u32,
+    pub rows: u32,
+    pub width: u32,
+    pub row_channels: u32,
+    pub row_count: u32,
+    pub row_units: u32,
+    pub row_bytes: u32,
+    pub chunk: u32,
+    pub x_stride: u32,
+    pub code_stride: u32,
+    pub codes_at: u32,
+    pub pairs_at: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvQuantize"][::core::mem::size_of::<QkvQuantize>() - 240usize];
+    ["Alignment of QkvQuantize"][::core::mem::align_of::<QkvQuantize>() - 8usize];
+    ["Offset of field: QkvQuantize::x"][::core::mem::offset_of!(QkvQuantize, x) - 0usize];
+    ["Offset of field: QkvQuantize::format"][::core::mem::offset_of!(QkvQuantize, format) - 72usize];
+    ["Offset of field: QkvQuantize::at"][::core::mem::offset_of!(QkvQuantize, at) - 120usize];
+    ["Offset of field: QkvQuantize::codes"][::core::mem::offset_of!(QkvQuantize, codes) - 152usize];
+    ["Offset of field: QkvQuantize::pairs"][::core::mem::offset_of!(QkvQuantize, pairs) - 160usize];
+    ["Offset of field: QkvQuantize::given"][::core::mem::offset_of!(QkvQuantize, given) - 168usize];
+    ["Offset of field: QkvQuantize::clamped"][::core::mem::offset_of!(QkvQuantize, clamped) - 176usize];
+    ["Offset of field: QkvQuantize::units"][::core::mem::offset_of!(QkvQuantize, units) - 184usize];
+    ["Offset of field: QkvQuantize::order"][::core::mem::offset_of!(QkvQuantize, order) - 192usize];
+    ["Offset of field: QkvQuantize::rows"][::core::mem::offset_of!(QkvQuantize, rows) - 196usize];
+    ["Offset of field: QkvQuantize::width"][::core::mem::offset_of!(QkvQuantize, width) - 200usize];
+    ["Offset of field: QkvQuantize::row_channels"]
+        [::core::mem::offset_of!(QkvQuantize, row_channels) - 204usize];
+    ["Offset of field: QkvQuantize::row_count"][::core::mem::offset_of!(QkvQuantize, row_count) - 208usize];
+    ["Offset of field: QkvQuantize::row_units"][::core::mem::offset_of!(QkvQuantize, row_units) - 212usize];
+    ["Offset of field: QkvQuantize::row_bytes"][::core::mem::offset_of!(QkvQuantize, row_bytes) - 216usize];
+    ["Offset of field: QkvQuantize::chunk"][::core::mem::offset_of!(QkvQuantize, chunk) - 220usize];
+    ["Offset of field: QkvQuantize::x_stride"][::core::mem::offset_of!(QkvQuantize, x_stride) - 224usize];
+    ["Offset of field: QkvQuantize::code_stride"]
+        [::core::mem::offset_of!(QkvQuantize, code_stride) - 228usize];
+    ["Offset of field: QkvQuantize::codes_at"][::core::mem::offset_of!(QkvQuantize, codes_at) - 232usize];
+    ["Offset of field: QkvQuantize::pairs_at"][::core::mem::offset_of!(QkvQuantize, pairs_at) - 236usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct QkvPool {
     pub base: u64,
     pub page_bytes: u64,

@@ -25,6 +25,8 @@ macro_rules! kernels {
 kernels! {
     /// Block Hadamard rotation.
     Hadamard = "hadamard"::"qkv_hadamard",
+    /// Affine codes and pairs of a tensor.
+    Quantize = "quantize"::"qkv_quantize",
     /// Affine codes decoded.
     Dequantize = "dequantize"::"qkv_dequantize",
     /// Blocks of a pool copied.
@@ -57,6 +59,8 @@ pub(crate) unsafe trait Parameters: Copy {}
 
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvHadamard {}
+// SAFETY: made from `kernels/abi.h`.
+unsafe impl Parameters for abi::QkvQuantize {}
 // SAFETY: made from `kernels/abi.h`.
 unsafe impl Parameters for abi::QkvDequantize {}
 // SAFETY: made from `kernels/abi.h`.

@@ -109,7 +109,8 @@ impl<'a, T> DeviceSliceMut<'a, T> {
 }
 
 /// cudarc's slices and views. cudarc waits between its streams by events that this library's launches do not make: launch on the
-/// stream that the slice belongs to, or order the streams yourself.
+/// stream that the slice belongs to, or order the streams yourself. The conversion itself waits for such an event while cudarc
+/// tracks them, which a capture does not allow: convert before it, or disable event tracking.
 impl<'a, T, S: cudarc::driver::DevicePtr<T>> From<&'a S> for DeviceSlice<'a, T> {
     fn from(slice: &'a S) -> Self {
         let (address, _wait) = slice.device_ptr(slice.stream());

@@ -5,17 +5,14 @@
 mod gpu;
 
 mod anchors;
+mod append;
 mod dequantize;
 mod fp8;
 mod hadamard;
 mod layout;
 mod pages;
-
-/// `[tokens, heads, dim]` without gaps.
-fn contiguous(dims: [usize; 3]) -> qkv::Shape {
-    let [t, h, d] = dims;
-    qkv::Shape { dims, batch_tokens: t.max(1), strides: [t * h * d, h * d, d, 1] }
-}
+mod quantize;
+mod steps;
 
 /// The one launch since the last look moved no more bytes than it had to, in whole sectors, and met no bank conflict.
 fn cost(simulator: ptxsim::testing::Simulator, least: usize, what: &str) {

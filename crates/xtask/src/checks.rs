@@ -4,6 +4,7 @@ use crate::model;
 use crate::quality;
 use crate::schemes::Scheme;
 use crate::table::Table;
+use crate::toolkit::Toolkit;
 use crate::windows::Windows;
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -86,6 +87,26 @@ const PARTS: [Part; 6] = [
     ),
 ];
 
+/// Parts that need the CUDA feature, with variables of their environment. Without a GPU they run on the stand-in for the
+/// driver, which checks every access; the last two with newer instructions, and with warps, blocks and streams in another order.
+const CUDA_PARTS: [(&str, &[&str], &[(&str, &str)], bool); 4] = [
+    (
+        "lints, CUDA",
+        &["clippy", "--release", "-p", "qkv", "--features", "cuda", "--all-targets", "--", "-D", "warnings"],
+        &[],
+        true,
+    ),
+    ("CUDA", &CUDA_TESTS, &[], true),
+    ("CUDA, compute capability 9.0", &CUDA_TESTS, &[("PTXSIM_CC", "90")], false),
+    ("CUDA, shuffled", &CUDA_TESTS, &[("PTXSIM_OPTIONS", "seed=7,delay=on")], false),
+];
+
+const CUDA_TESTS: [&str; 8] =
+    ["test", "--release", "--no-fail-fast", "-p", "qkv", "--features", "cuda", "--test=cuda*"];
+
+/// Architectures of the tests' kernels: the oldest, and the newest whose PTX adds instructions.
+const CUDA_ARCHITECTURES: &str = "80,90";
+
 /// Largest KL divergence a scheme may have on the first window: far above what is measured, far below what a
 /// mistake gives.
 const LIMITS: [(&str, f64); 5] = [("f16", 1e-5), ("8", 1e-4), ("4", 0.004), ("3", 0.013), ("2", 0.11)];
@@ -104,6 +125,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
         let start = Instant::now();
         done.push((name, cargo(cargo_args), start.elapsed()));
     }
+    cuda_parts(args.quick, &mut done);
     if !args.quick {
         eprintln!("\n== quality of one window");
         let start = Instant::now();
@@ -122,10 +144,41 @@ pub fn run(args: &TestArgs) -> Result<()> {
     Ok(())
 }
 
+/// The CUDA parts, after a toolkit was found or installed.
+fn cuda_parts(quick: bool, done: &mut Vec<(&'static str, Result<()>, Duration)>) {
+    let start = Instant::now();
+    let toolkit = match Toolkit::obtain() {
+        Ok(t) => {
+            done.push(("CUDA toolkit", Ok(()), start.elapsed()));
+            t
+        }
+        Err(e) => return done.push(("CUDA toolkit", Err(e), start.elapsed())),
+    };
+    for (name, args, variables, in_quick) in CUDA_PARTS {
+        if quick && !in_quick {
+            continue;
+        }
+        eprintln!("\n== {name}: cargo {}", args.join(" "));
+        let start = Instant::now();
+        let mut command = command(args);
+        command.envs(variables.iter().copied());
+        let result = finish(toolkit.apply(&mut command, CUDA_ARCHITECTURES));
+        done.push((name, result, start.elapsed()));
+    }
+}
+
 fn cargo(args: &[&str]) -> Result<()> {
+    finish(&mut command(args))
+}
+
+fn command(args: &[&str]) -> Command {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(args).current_dir(model::root()).env("RUSTDOCFLAGS", "-D warnings");
+    command
+}
+
+fn finish(command: &mut Command) -> Result<()> {
     let status = command.status().context("cannot start cargo")?;
     if !status.success() {
         bail!("{status}");

@@ -1,8 +1,10 @@
-//! The project's commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask quality`, `cargo xtask bench-peers`.
+//! The project's commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask quality`, `cargo xtask bench-peers`,
+//! `cargo xtask kernels`.
 //!
 //! * [`model`] fetches the model, [`texts`] generates, [`memory`] measures bytes and times, [`quality`] what a scheme
 //!   costs in quality ([`decoded`]: with attention in f64); [`demo`] puts them into one [`report`].
 //! * [`metrics`], [`schemes`], [`windows`], [`peers`], [`capacity`], [`table`], [`chart`] and [`progress`] are their parts.
+//! * [`toolkit`] finds or installs nvcc, [`kernels`] builds the CUDA kernels and shows what each needs.
 //! * [`checks`] runs every check there is; [`bench_peers`] times other projects beside this one.
 
 pub mod bench_peers;
@@ -11,6 +13,7 @@ pub mod chart;
 pub mod checks;
 pub mod decoded;
 pub mod demo;
+pub mod kernels;
 pub mod memory;
 pub mod metrics;
 pub mod model;
@@ -21,4 +24,5 @@ pub mod report;
 pub mod schemes;
 pub mod table;
 pub mod texts;
+pub mod toolkit;
 pub mod windows;

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use xtask::{bench_peers, checks, demo};
+use xtask::{bench_peers, checks, demo, kernels};
 
 /// Project commands.
 #[derive(Debug, Parser)]
@@ -20,6 +20,8 @@ enum Command {
     Quality(demo::QualityArgs),
     /// Times optimum-quanto, HQQ and llama.cpp beside qkv (installs them under target/ first).
     BenchPeers(bench_peers::BenchArgs),
+    /// Builds the CUDA kernels and shows registers, spills and sizes (installs nvcc under target/ where there is none).
+    Kernels(kernels::KernelArgs),
     /// Runs every check there is.
     Test(checks::TestArgs),
 }
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
         Command::Demo(args) => demo::run(&args),
         Command::Quality(args) => demo::run_quality(&args),
         Command::BenchPeers(args) => bench_peers::run(&args),
+        Command::Kernels(args) => kernels::run(&args),
         Command::Test(args) => checks::run(&args),
     };
     // The message says what to do; a backtrace would bury it.

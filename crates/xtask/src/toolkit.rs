@@ -1,0 +1,86 @@
+//! A CUDA toolkit for builds: the machine's own, or the compiler's wheels from PyPI under `target/`.
+
+use crate::model::{root, target};
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The compiler without the rest of a toolkit: 90 MB. Pinned to the series whose binaries load on driver 580 and newer.
+const WHEELS: [&str; 5] = [
+    "nvidia-cuda-nvcc==13.0.88",
+    "nvidia-cuda-runtime==13.0.96",
+    "nvidia-cuda-cccl==13.0.85",
+    "nvidia-nvvm==13.0.88",
+    "nvidia-cuda-crt==13.0.88",
+];
+
+/// Variables that name a toolkit's folder.
+const HOMES: [&str; 4] = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"];
+
+/// What a build with the feature `cuda` is told by the environment.
+#[derive(Debug, Clone)]
+pub struct Toolkit {
+    /// `CUDA_HOME`, where nvcc is not to be found by itself.
+    home: Option<PathBuf>,
+}
+
+impl Toolkit {
+    /// Finds nvcc where the build script looks, or installs it.
+    ///
+    /// # Errors
+    /// If there is none and pip cannot fetch it: the message says what to install or set.
+    pub fn obtain() -> Result<Self> {
+        if on_the_machine() {
+            return Ok(Self { home: None });
+        }
+        let folder = target().join("qkv-cuda");
+        let home = folder.join("nvidia/cu13");
+        if !home.join("bin/nvcc").is_file() {
+            install(&folder)?;
+        }
+        if !home.join("bin/nvcc").is_file() {
+            bail!("{} has no nvcc after the installation; remove the folder and try again", home.display());
+        }
+        Ok(Self { home: Some(home) })
+    }
+
+    /// Puts the toolkit into the environment of a command. Architectures that the caller did not choose are `architectures`.
+    pub fn apply<'a>(&self, command: &'a mut Command, architectures: &str) -> &'a mut Command {
+        if let Some(home) = &self.home {
+            command.env("CUDA_HOME", home);
+        }
+        if std::env::var_os("CUDA_COMPUTE_CAP").is_none() {
+            command.env("CUDA_COMPUTE_CAP", architectures);
+        }
+        command
+    }
+}
+
+fn on_the_machine() -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/lib/cuda/bin"].map(PathBuf::from);
+    let homes = HOMES.iter().filter_map(std::env::var_os).map(|h| PathBuf::from(h).join("bin"));
+    std::env::var_os("NVCC").is_some_and(|n| Path::new(&n).is_file())
+        || homes.chain(std::env::split_paths(&path)).chain(usual).any(|d| d.join("nvcc").is_file())
+}
+
+fn install(folder: &Path) -> Result<()> {
+    eprintln!("no nvcc on this machine: installing NVIDIA's compiler (about 90 MB) into {}", folder.display());
+    let mut command = Command::new("python3");
+    command
+        .args(["-m", "pip", "install", "--no-deps", "--retries", "5", "--disable-pip-version-check", "--target"])
+        .arg(folder)
+        .args(WHEELS)
+        .current_dir(root());
+    let how = format!(
+        "install the CUDA toolkit and set CUDA_HOME, or run this with network access: python3 -m pip install --no-deps \
+         --target {} {}",
+        folder.display(),
+        WHEELS.join(" ")
+    );
+    let status = command.status().with_context(|| format!("python3 does not start; {how}"))?;
+    if !status.success() {
+        bail!("pip could not fetch nvcc ({status}); {how}");
+    }
+    Ok(())
+}
