@@ -136,9 +136,10 @@ fn rows_of_all_formats_and_shapes_decode_as_on_the_cpu() {
                 Affine::per_token(bits, group.min(dim))
             };
             let mut format = format.with_fit(Fit::MinMax);
-            if dim % 32 == 0 && case % 3 == 0 {
-                format = format
-                    .with_rotation(random.pick(&[32, 64, 128].map(|b| if dim % b == 0 { b } else { 32 })));
+            if dim.is_multiple_of(32) && case % 3 == 0 {
+                format = format.with_rotation(
+                    random.pick(&[32, 64, 128].map(|b| if dim.is_multiple_of(b) { b } else { 32 })),
+                );
             }
             check(&gpu, &mut random, format, dims, &[CodeOrder::Rows]);
         }
@@ -158,7 +159,7 @@ fn tiles_of_all_formats_decode_as_on_the_cpu() {
                 Affine::per_token(bits, random.pick(&[32, 64, dim]))
             };
             let mut format = format.with_fit(Fit::MinMax);
-            if dim % 32 == 0 && random.below(2) == 0 {
+            if dim.is_multiple_of(32) && random.below(2) == 0 {
                 format = format.with_rotation(32);
             }
             let orders = [CodeOrder::Fragments(Operand::Key), CodeOrder::Fragments(Operand::Value)];

@@ -176,9 +176,9 @@ fn first_difference(a: &[u8], b: &[u8]) -> Option<(usize, u8, u8)> {
 
 fn with_extras(random: &mut Random, f: Format, dim: usize) -> Format {
     match f {
-        Format::Affine(a) if dim % 32 == 0 && random.below(2) == 0 => {
+        Format::Affine(a) if dim.is_multiple_of(32) && random.below(2) == 0 => {
             let block = random.pick(&[32, 64, 128]);
-            a.with_rotation(if dim % block == 0 { block } else { 32 }).into()
+            a.with_rotation(if dim.is_multiple_of(block) { block } else { 32 }).into()
         }
         f => f,
     }
