@@ -1,5 +1,6 @@
 //! FP8 on the device against the CPU: bytes, scales and values, and every 16-bit pattern.
 
+use crate::contiguous;
 use crate::gpu::{Gpu, Host, Memory, Random, layout};
 use half::{bf16, f16};
 use qkv::cuda::launch::{
@@ -18,9 +19,6 @@ fn format(kind: Fp8Kind, granularity: Granularity) -> Fp8 {
     }
 }
 
-fn contiguous(dims: [usize; 3]) -> Shape {
-    let [t, h, d] = dims;
-    Shape { dims, batch_tokens: t.max(1), strides: [t * h * d, h * d, d, 1] }
 }
 
 /// Bits of values, every NaN alike.
