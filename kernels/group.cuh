@@ -35,16 +35,20 @@ struct Group {
   __device__ __forceinline__ bool counts(int r) const { return live >> r & 1; }
 };
 
+// The levels of the tree between registers. A template, as nvcc gives up unrolling such a loop over 16.
+template <int S, int R>
+__device__ __forceinline__ void fold(float (&t)[R]) {
+#pragma unroll
+  for (int r = 0; r < S; r++) t[r] = add(t[r], t[r + S]);
+  if constexpr (S > 1) fold<S / 2>(t);
+}
+
 // The sum over the group of the terms that count, in the CPU's order. Clobbers t. All lanes of the warp take part.
 template <int R>
 __device__ __forceinline__ float group_sum(const Group<R>& g, float (&t)[R]) {
 #pragma unroll
   for (int r = 0; r < R; r++) t[r] = g.counts(r) ? t[r] : 0.0f;
-#pragma unroll
-  for (int s = R / 2; s > 0; s /= 2) {
-#pragma unroll
-    for (int r = 0; r < s; r++) t[r] = add(t[r], t[r + s]);
-  }
+  fold<R / 2>(t);
   float sum = t[0];
 #pragma unroll 1
   for (uint32_t s = g.lanes / 2; s > 0; s /= 2) sum = add(sum, __shfl_xor_sync(kAll, sum, s));
