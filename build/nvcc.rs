@@ -46,6 +46,7 @@ pub(crate) fn run() -> Result<()> {
         let compiler = Compiler::new()?;
         compiler.build_all(&sources, &out)?;
     }
+    sweep(&out, &sources)?;
     let mut table = String::from("&[\n");
     for source in &sources {
         let name = stem(source);
@@ -54,6 +55,18 @@ pub(crate) fn run() -> Result<()> {
         );
     }
     write(&out.join("images.rs"), &(table + "]\n"))
+}
+
+/// Removes what was made of sources that are gone.
+fn sweep(out: &Path, sources: &[PathBuf]) -> Result<()> {
+    for extension in ["fatbin", "ptxas", "key"] {
+        for file in files(&out.to_string_lossy(), extension)? {
+            if !sources.iter().any(|s| stem(s) == stem(&file)) {
+                fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// nvcc with everything that its output depends on, sources aside.

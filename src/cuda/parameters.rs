@@ -75,17 +75,25 @@ pub(crate) const fn code_stride(bytes: usize) -> usize {
 /// f32 words between the rows of a tile in shared memory: `unit_stride` of `kernels/encode.cuh`.
 pub(crate) fn unit_stride(f: &Format, channels: usize) -> usize {
     match f.as_affine() {
-        Some(a) if a.axis == Axis::PerChannel => {
-            let rest = match a.group {
-                0..=32 => 8,
-                33..=64 => 4,
-                65..=128 => 2,
-                _ => 1,
-            };
-            least_with(channels, 32, rest)
-        }
-        _ => least_with(channels, 32, 16),
+        Some(a) if a.axis == Axis::PerChannel => channel_stride(channels, a.group),
+        _ => row_stride(channels),
     }
+}
+
+/// The same per token.
+pub(crate) const fn row_stride(channels: usize) -> usize {
+    least_with(channels, 32, 16)
+}
+
+/// The same per channel, where the lanes of a warp are tokens of one or several groups.
+pub(crate) const fn channel_stride(channels: usize, group: usize) -> usize {
+    let rest = match group {
+        0..=32 => 8,
+        33..=64 => 4,
+        65..=128 => 2,
+        _ => 1,
+    };
+    least_with(channels, 32, rest)
 }
 
 /// The least number that is at least `n` and is `rest` modulo `step`.

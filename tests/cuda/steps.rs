@@ -274,13 +274,6 @@ fn a_token_costs_what_it_weighs() {
             } else {
                 1.1 * 2.0 * row + 64.0 * row + page
             };
-            if bytes > most {
-                let mut lines: Vec<_> = stats[0].lines.iter().collect();
-                lines.sort_by_key(|l| std::cmp::Reverse(l.counts.global_bytes));
-                for l in lines.iter().take(12) {
-                    eprintln!("XX {} bytes {}", l.line, l.counts.global_bytes);
-                }
-            }
             assert!(bytes <= most, "{:?} step {step}: {bytes} of {most}", config.residual);
             assert_eq!(stats[0].total.shared_conflicts, 0, "{:?} step {step}", config.residual);
         }

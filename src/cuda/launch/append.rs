@@ -1,7 +1,7 @@
 use super::Grid;
 use super::step::{DeviceBatch, StepMemory};
 use crate::config::{CacheConfig, LayerConfig};
-use crate::cuda::abi::{QKV_BF16, QKV_F16, QkvAppend};
+use crate::cuda::abi::{QKV_BF16, QKV_F16, QKV_MAX_GROUP, QkvAppend};
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream, check, parameters};
 use crate::error::{Error, Result};
@@ -97,7 +97,7 @@ fn scales_of(what: &'static str, memory: DeviceSlice<'_, f32>, f: &Format, heads
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
 /// [`Error::Unsupported`] for an f32 window (rows on the GPU are f16 or bf16) and for heads whose tile does not fit the
-/// device's shared memory; [`Error::Cuda`] if the launch fails.
+/// device's shared memory or that have groups of more than 256 channels; [`Error::Cuda`] if the launch fails.
 #[allow(clippy::too_many_arguments)]
 pub fn append(
     device: &Device,
@@ -153,6 +153,15 @@ pub fn append(
     check::len("means", mean_seats, memory.means.len())?;
     let window = c.window_rows();
     let tile_rows = if direct { DIRECT_ROWS } else { TILE };
+    for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
+        if f.as_affine().is_some_and(|a| a.group > QKV_MAX_GROUP as usize) {
+            return Err(Error::Unsupported {
+                what,
+                got: format!("groups of {} channels", f.as_affine().map_or(0, |a| a.group)),
+                why: format!("groups on the GPU have at most {QKV_MAX_GROUP} elements; use smaller ones"),
+            });
+        }
+    }
     let (tile_bytes, code_bytes, pair_bytes) = shared_bytes(l, [&pages.key, &pages.value], tile_rows);
     let shared = tile_bytes + code_bytes + pair_bytes;
     // A little of the limit is the kernel's own.

@@ -87,22 +87,6 @@ pub fn quantize_with(
     start(device, stream, x, &format, order, codes, parameters)
 }
 
-/// The least number that is at least `n` and is `rest` modulo `step`.
-fn least_with(n: usize, step: usize, rest: usize) -> usize {
-    if n <= rest { rest } else { (n - rest).next_multiple_of(step) + rest }
-}
-
-/// Words between rows of f32 per channel: lanes are tokens, of 32 / P * 8 groups in a warp (`unit_stride` of `encode.cuh`).
-fn channel_stride(channels: usize, group: usize) -> usize {
-    let rest = match group {
-        0..=32 => 8,
-        33..=64 => 4,
-        65..=128 => 2,
-        _ => 1,
-    };
-    least_with(channels, 32, rest)
-}
-
 /// How the work is cut.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Cut {
@@ -168,10 +152,10 @@ impl Cut {
             row_channels,
             row_count,
             chunk: width,
-            x_stride: channel_stride(width, rows),
+            x_stride: parameters::channel_stride(width, rows),
             x_rows: rows,
             code_rows: rows,
-            code_stride: least_with(codes, 128, 16),
+            code_stride: parameters::code_stride(codes),
             pairs: width,
         }
     }
@@ -182,9 +166,9 @@ impl Cut {
         let per_channel = format.axis == Axis::PerChannel;
         let (chunk, x_stride, x_rows) = if per_channel {
             let chunk = dim.min(128);
-            (chunk, channel_stride(chunk, format.group), TILE)
+            (chunk, parameters::channel_stride(chunk, format.group), TILE)
         } else {
-            let stride = least_with(dim, 32, 16);
+            let stride = parameters::row_stride(dim);
             let chunk = [64, 32, 16].into_iter().find(|r| r * stride * 4 <= ELEMENTS / 2).unwrap_or(8);
             (chunk, stride, chunk)
         };
@@ -202,7 +186,7 @@ impl Cut {
             x_stride,
             x_rows,
             code_rows: TILE,
-            code_stride: least_with(dim, 128, 16),
+            code_stride: parameters::code_stride(dim),
             pairs,
         }
     }
