@@ -19,6 +19,7 @@ mod steps;
 fn contiguous(dims: [usize; 3]) -> qkv::Shape {
     let [t, h, d] = dims;
     qkv::Shape { dims, batch_tokens: t.max(1), strides: [t * h * d, h * d, d, 1] }
+}
 
 /// The one launch since the last look moved no more bytes than it had to, in whole sectors, and met no bank conflict.
 fn cost(simulator: ptxsim::testing::Simulator, least: usize, what: &str) {
