@@ -8,7 +8,7 @@ use qkv::cuda::launch::{
 };
 use qkv::cuda::{DeviceSlice, DeviceSliceMut};
 use qkv::quant::fp8;
-use qkv::{Dtype, Error, Fp8, Fp8Kind, Granularity, Shape, TensorMut, TensorRef};
+use qkv::{Dtype, Error, Fp8, Fp8Kind, Granularity, TensorMut, TensorRef};
 
 const GRANULARITIES: [Granularity; 3] = [Granularity::Tensor, Granularity::Head, Granularity::TokenHead];
 
@@ -17,8 +17,6 @@ fn format(kind: Fp8Kind, granularity: Granularity) -> Fp8 {
         Fp8Kind::E4M3 => Fp8::e4m3(granularity),
         Fp8Kind::E5M2 => Fp8::e5m2(granularity),
     }
-}
-
 }
 
 /// Bits of values, every NaN alike.
