@@ -46,7 +46,8 @@ pub(crate) fn read(path: &Path, cc: Option<u32>) -> Result<File, String> {
         Some(card) => {
             let cc = card.cc;
             return Err(format!(
-                "{shown}: a card of compute capability {cc} cannot run code for sm_{}",
+                "{shown}: a card of compute capability {cc} cannot run code for sm_{}: compile for compute_{cc} or an \
+                 older architecture, or choose another --cc",
                 module.target
             ));
         }
