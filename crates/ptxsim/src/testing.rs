@@ -65,7 +65,7 @@ pub fn ensure_driver() -> Driver {
         Some("real") => true,
         Some("sim") => false,
         None | Some("") => real_driver_works(),
-        Some(other) => panic!("{CHOICE}={other}: real or sim"),
+        Some(other) => panic!("{CHOICE}={other}: must be `real` or `sim`"),
     })
 }
 
@@ -148,7 +148,10 @@ impl Simulator {
         let path = find()?;
         // SAFETY: the library is this crate's; its initialisers only look for the probe's variable.
         let opened = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
-        let library = opened.map_err(|e| format!("{}: {e}", path.display()))?;
+        // libloading's own message leaves out what dlopen said
+        let reason =
+            |e: libloading::Error| std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());
+        let library = opened.map_err(|e| format!("{}: {}", path.display(), reason(e)))?;
         // Never unloaded: whoever opens `libcuda.so` from now on gets it.
         Ok(Self { library: Box::leak(Box::new(library)) })
     }

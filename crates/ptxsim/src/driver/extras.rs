@@ -19,17 +19,17 @@ use std::thread::{self, ThreadId};
 pub(crate) fn from_environment(state: &mut State) {
     let mut settings = Vec::new();
     if let Ok(cc) = std::env::var("PTXSIM_CC") {
-        settings.push(("cc".to_string(), cc));
+        settings.push(("PTXSIM_CC", "cc".to_string(), cc));
     }
     if let Ok(options) = std::env::var("PTXSIM_OPTIONS") {
         for item in options.split([',', ' ']).filter(|item| !item.is_empty()) {
             let (name, value) = item.split_once('=').unwrap_or((item, "on"));
-            settings.push((name.to_string(), value.to_string()));
+            settings.push(("PTXSIM_OPTIONS", name.to_string(), value.to_string()));
         }
     }
-    for (name, value) in settings {
+    for (variable, name, value) in settings {
         if let Err(failure) = set(state, &name, &value) {
-            eprintln!("ptxsim: environment: {name}={value}: {}", failure.reason);
+            eprintln!("ptxsim: {variable}: {name}={value} is ignored: {}", failure.reason);
         }
     }
 }
