@@ -148,10 +148,11 @@ impl Simulator {
         let path = find()?;
         // SAFETY: the library is this crate's; its initialisers only look for the probe's variable.
         let opened = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
-        // libloading's own message leaves out what dlopen said
-        let reason =
-            |e: libloading::Error| std::error::Error::source(&e).map_or(e.to_string(), |s| s.to_string());
-        let library = opened.map_err(|e| format!("{}: {}", path.display(), reason(e)))?;
+        // dlopen's own words, which name the path; libloading's leave them out
+        let library = opened.map_err(|e| match std::error::Error::source(&e) {
+            Some(reason) => reason.to_string(),
+            None => format!("{}: {e}", path.display()),
+        })?;
         // Never unloaded: whoever opens `libcuda.so` from now on gets it.
         Ok(Self { library: Box::leak(Box::new(library)) })
     }
