@@ -218,3 +218,24 @@ fn mistakes_are_explained() {
     assert!(message.contains("compute_100f"), "{message}");
     assert!(fails(&["info", "/nowhere/at/all"]).contains("/nowhere/at/all"));
 }
+
+#[test]
+fn printf_writes_what_c_does() {
+    let shown = succeeds(&strs(&run(
+        "kernels/assert.ptx",
+        "formats",
+        &["--grid", "1", "--block", "1", "--arg", "zeros:4", "--print", "0:i32"],
+    )));
+    let want = "-7|   42|42   |-0042|+8|-5000000000|7000000000|2345|BEEF|0xff|1.234568e+04|0.1|1e-07|   2.718|     5|3.14\
+                |text|te|Q|100%\n21\n";
+    assert!(shown.starts_with(want), "{shown}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn files_without_an_end_are_refused() {
+    assert!(fails(&["info", "/dev/zero"]).contains("longer than"));
+    let args =
+        ["--grid", "1", "--block", "1", "--arg", "buf:/dev/zero", "--arg", "zeros:4", "--arg", "i32:1"];
+    assert!(fails(&strs(&run("kernels/checks.ptx", "bad_past_end", &args))).contains("longer than"));
+}

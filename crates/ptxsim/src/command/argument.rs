@@ -161,7 +161,7 @@ pub(crate) fn parse(text: &str) -> Result<Argument, String> {
                 _ => return Err(format!("`{rest}` is not pairs of hexadecimal digits")),
             }
         }
-        "buf" => Argument::Memory(std::fs::read(rest).map_err(|e| format!("{rest}: {e}"))?),
+        "buf" => Argument::Memory(ptxsim::files::read(rest.as_ref()).map_err(|e| format!("{rest}: {e}"))?),
         "zeros" => Argument::Memory(vec![0; size(rest)?]),
         "ones" => Argument::Memory(vec![0xff; size(rest)?]),
         "fresh" => Argument::Fresh(size(rest)? as u64),

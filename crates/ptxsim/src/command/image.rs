@@ -24,7 +24,7 @@ fn card(cc: u32) -> Result<&'static Card, String> {
 /// Reads a PTX or fatbin file for a card, or for the oldest card that runs it.
 pub(crate) fn read(path: &Path, cc: Option<u32>) -> Result<File, String> {
     let shown = path.display();
-    let bytes = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
+    let bytes = ptxsim::files::read(path).map_err(|e| format!("{shown}: {e}"))?;
     let wanted = cc.map(card).transpose()?;
     let (text, fat_card, registers) = if bytes.starts_with(&fatbin::MAGIC) {
         let entries = fatbin::entries(&bytes).map_err(|e| format!("{shown}: {e}"))?;

@@ -220,7 +220,7 @@ api! {
     }
     fn cuModuleLoad(out: usize, path: usize) {
         let path = host::name(path)?;
-        load(out, "cuModuleLoad", |cc| match std::fs::read(&path) {
+        load(out, "cuModuleLoad", |cc| match crate::files::read(path.as_ref()) {
             Ok(bytes) => from_bytes(bytes, cc),
             Err(error) => fail(Code::FileNotFound, format!("{path}: {error}")),
         })

@@ -241,6 +241,7 @@ impl Gang {
                     return Ok(());
                 }
                 What::Call { target, arguments, returns } => {
+                    check_recursion(cx, &warp.splits[s], pc, *target, run)?;
                     copy_local(cx, warp, run, arguments);
                     if run != mask {
                         self.part(warp, s, pc + 1, mask & !run, run);
@@ -261,6 +262,7 @@ impl Gang {
                             format!("{:#x} is no function that this call can reach", row[lane]),
                         );
                     };
+                    check_recursion(cx, &warp.splits[s], pc, call.target, go)?;
                     copy_local(cx, warp, go, &call.arguments);
                     if go != mask {
                         // Lanes with another function stay; lanes without one go on.
@@ -315,6 +317,7 @@ impl Gang {
                 What::Trap => {
                     return trouble(FaultKind::Trap, Warp::first(run), "the kernel executed a trap");
                 }
+                What::Refused(why) => return trouble(FaultKind::Trap, Warp::first(run), why.to_string()),
                 What::Bulk(b) => {
                     self.bulk_copy(cx, warp, run, b)?;
                     pc += 1;
@@ -326,7 +329,21 @@ impl Gang {
                     set_taint(warp, *to, 0, run);
                     pc += 1;
                 }
-                What::Nothing | What::Checked | What::BulkCommit | What::BulkWait => pc += 1,
+                What::Fence => {
+                    warp.fence();
+                    pc += 1;
+                }
+                What::BulkCommit => {
+                    warp.sources.commit();
+                    pc += 1;
+                }
+                What::BulkWait { leave } => {
+                    if let Some(tick) = warp.sources.wait(*leave) {
+                        warp.learn_of_copies(tick);
+                    }
+                    pc += 1;
+                }
+                What::Nothing | What::Checked => pc += 1,
             }
             forced = false;
         }
@@ -429,6 +446,24 @@ fn alike<T: PartialEq>(row: &[T; LANES], mask: Mask) -> Mask {
     let mut same = 0;
     each(mask, |l| same |= u32::from(row[l] == *first) << l);
     same
+}
+
+/// Registers and local memory have one place a function. Calls that are known beforehand were looked at when the kernel was
+/// loaded; one through a register may still lead back.
+fn check_recursion(cx: &Context<'_>, split: &Split, pc: u32, target: u32, mask: Mask) -> Done {
+    if !cx.kernel.indirect {
+        return Ok(());
+    }
+    // A frame's place is behind its call.
+    let callers = split.stack.iter().map(|f| f.pc.saturating_sub(1)).chain([pc]);
+    if callers.into_iter().any(|c| cx.kernel.start_of(c) == Some(target)) {
+        return trouble(
+            FaultKind::Trap,
+            Warp::first(mask),
+            "the function called is running already: recursion is not supported",
+        );
+    }
+    Ok(())
 }
 
 /// Copies arguments or return values of some lanes.
