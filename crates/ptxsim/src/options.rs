@@ -38,7 +38,7 @@ pub struct Options {
     pub shuffle: bool,
     /// Lane-instructions a launch may run before it counts as a runaway loop; 0 = no limit.
     pub instruction_limit: u64,
-    /// Count per-line statistics: sectors, wavefronts, classes. Without it only instructions are counted.
+    /// Count per-line statistics: sectors, wavefronts, classes. Without it, what concerns memory is not counted.
     pub counters: bool,
     /// Shuffles the order of warps and of blocks by this seed; `None`: in order.
     pub shuffle_seed: Option<u64>,

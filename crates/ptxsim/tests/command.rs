@@ -72,7 +72,7 @@ fn info_of_a_fatbin_knows_registers() {
     let sizes = &info["kernels"][0]["sizes"];
     assert_eq!((&sizes["registers"], &sizes["registers_estimated"]), (&8.into(), &false.into()));
     assert_eq!(info["kernels"][0]["parameters"][1]["type"], "f32");
-    let json = succeeds(&["info", path.to_str().unwrap(), "--json", "--cc", "90"]);
+    let json = succeeds(&["info", path.to_str().unwrap(), "--json", "--cc", "9.0"]);
     assert!(json.contains("sm_90a"));
 }
 

@@ -40,7 +40,7 @@ pub(crate) struct Run {
     cooperative: bool,
     /// Compute capability of the card: 80, 86, 89, 90 or 120; otherwise the oldest that runs the file.
     #[arg(long)]
-    cc: Option<u32>,
+    cc: Option<String>,
     /// An argument, see below.
     #[arg(long = "arg", value_name = "KIND:VALUE", allow_hyphen_values = true)]
     args: Vec<String>,
@@ -127,7 +127,7 @@ impl Run {
     }
 
     pub(crate) fn run(&self) -> Result<(), String> {
-        let file = read(&self.file, self.cc)?;
+        let file = read(&self.file, self.cc.as_deref())?;
         let function = find(&file.module, &self.kernel)?;
         let arguments = self.arguments(function)?;
         let options = self.options();

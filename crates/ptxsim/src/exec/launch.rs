@@ -156,6 +156,7 @@ fn stats(cx: &Context<'_>, counts: &[Counts]) -> Stats {
         grid: cx.launch.grid,
         block: cx.launch.block,
         shared_bytes: cx.shared_bytes,
+        counters: cx.options.counters,
         ..Stats::default()
     };
     let mut lines: Vec<(String, Counts)> = Vec::new();
