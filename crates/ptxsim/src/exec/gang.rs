@@ -11,7 +11,7 @@ use crate::options::{Options, Uninitialized};
 use crate::program::Kernel;
 use crate::ptx::ast::Special;
 use crate::stats::Counts;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Bytes of shared memory that the system reserves for itself in every block.
 const RESERVED: u32 = 1024;
@@ -36,7 +36,7 @@ pub(super) struct Context<'a> {
     pub cluster_size: usize,
     /// Warps of a block.
     pub warps: usize,
-    /// Lane-instructions so far, by all threads.
+    /// Lane-instructions so far, by all threads, as far as they have reported them.
     pub retired: &'a AtomicU64,
     /// Address of a cooperative grid's workspace, 0 without.
     pub workspace: u64,
@@ -157,6 +157,8 @@ pub(super) struct Gang {
     time: u32,
     /// Time of bulk copies: one more for each.
     pub(super) ticks: u32,
+    /// Lane-instructions that `Context::retired` lacks.
+    pub(super) unreported: u64,
     /// State of the generator that shuffles warps.
     shuffle: u64,
     /// Times in a row that waits were answered with "not yet" because nothing could run.
@@ -197,6 +199,7 @@ impl Gang {
                 self.answer_waits_or_report(cx)?;
             }
         }
+        cx.retired.fetch_add(std::mem::take(&mut self.unreported), Relaxed);
         let times = self.warps.iter().flat_map(|w| w.clocks.iter().chain([&w.sync]));
         self.time = times.copied().max().unwrap_or(0).max(self.time).max(self.ticks);
         Ok(())

@@ -13,6 +13,9 @@ use crate::memory::{LOCAL_BASE, PARAM_BASE, SHARED_BASE, SHARED_STRIDE, WINDOW};
 use crate::program::{AddressKind, AddressOp, Move, Need, What, Where, function_index};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Lane-instructions after which a gang reports them to the launch.
+const REPORT: u64 = 1 << 16;
+
 impl Gang {
     /// Runs a warp until it waits, ends, or has had `quantum` operations.
     pub(super) fn run_warp(&mut self, cx: &Context<'_>, w: usize, quantum: u32) -> Result<(), Box<Fault>> {
@@ -24,7 +27,12 @@ impl Gang {
         if let Err(t) = ran {
             return Err(self.fault(cx, w, at, t.kind, t.lane, t.message));
         }
-        let total = cx.retired.fetch_add(lanes, Relaxed) + lanes;
+        self.unreported += lanes;
+        let total = cx.retired.load(Relaxed) + self.unreported;
+        // Warps that meet at a barrier every few instructions would else take this from other threads all the time.
+        if self.unreported > REPORT {
+            cx.retired.fetch_add(std::mem::take(&mut self.unreported), Relaxed);
+        }
         let limit = cx.options.instruction_limit;
         if limit != 0 && total > limit {
             let lane = self.warps[w].splits.first().map_or(0, |s| Warp::first(s.mask)) as u32;
@@ -324,7 +332,7 @@ impl Gang {
                 }
                 What::Clock(to) => {
                     // Never the same twice, and it advances with what runs, not with the host's clock.
-                    let now = cx.retired.load(Relaxed) + *lanes;
+                    let now = cx.retired.load(Relaxed) + self.unreported + *lanes;
                     put(warp, *to, &[now; LANES], run);
                     set_taint(warp, *to, 0, run);
                     pc += 1;
