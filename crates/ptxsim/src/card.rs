@@ -117,4 +117,16 @@ impl Card {
     pub fn of(cc: u32) -> Option<&'static Self> {
         CARDS.iter().find(|c| c.cc == cc)
     }
+
+    /// The compute capability that a text names: `80`, `8.0` or `sm_80`.
+    ///
+    /// # Errors
+    /// A sentence with the cards that there are.
+    pub fn parse(text: &str) -> Result<&'static Self, String> {
+        let digits = text.trim().trim_start_matches("sm_").replace('.', "");
+        digits.parse().ok().and_then(Self::of).ok_or_else(|| {
+            let known: Vec<String> = CARDS.iter().map(|c| c.cc.to_string()).collect();
+            format!("there is no card of compute capability {text}: choose one of {}", known.join(", "))
+        })
+    }
 }

@@ -16,6 +16,7 @@ pub mod driver;
 pub mod exec;
 pub mod fatbin;
 pub mod fault;
+pub mod files;
 pub mod memory;
 pub mod options;
 pub mod program;

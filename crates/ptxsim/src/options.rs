@@ -38,11 +38,12 @@ pub struct Options {
     pub shuffle: bool,
     /// Lane-instructions a launch may run before it counts as a runaway loop; 0 = no limit.
     pub instruction_limit: u64,
-    /// Count per-line statistics: sectors, wavefronts, classes. Without it only instructions are counted.
+    /// Count per-line statistics: sectors, wavefronts, classes. Without it, what concerns memory is not counted.
     pub counters: bool,
     /// Shuffles the order of warps and of blocks by this seed; `None`: in order.
     pub shuffle_seed: Option<u64>,
-    /// Delay streams until something waits for them, and interleave them by `shuffle_seed`.
+    /// Delay streams until something waits for them, and interleave them by `shuffle_seed`; without one, what was
+    /// submitted last and is ready runs first.
     pub delay_streams: bool,
     /// Products of `mma` are truncated block by block as hardware does, instead of exact f32 accumulation in order.
     pub mma_truncation: bool,
@@ -76,7 +77,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Checks and counters off: for speed.
+    /// Checks and counters off: for speed. Bounds and alignment are still checked.
     pub fn unchecked() -> Self {
         Self {
             uninitialized_global: Uninitialized::Off,

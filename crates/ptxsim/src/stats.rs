@@ -120,6 +120,8 @@ pub struct Stats {
     pub block: [u32; 3],
     /// Static and dynamic shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// Whether everything was counted. If not, what concerns memory is 0 whatever happened.
+    pub counters: bool,
     /// Totals.
     pub total: Counts,
     /// Warp and thread instructions by class.

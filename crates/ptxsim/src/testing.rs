@@ -59,13 +59,19 @@ impl Driver {
 /// device, else the simulator.
 ///
 /// # Panics
-/// If the simulator is wanted and its shared library is not found, or `PTXSIM_DRIVER` is neither.
+/// If `PTXSIM_DRIVER` is neither, or asks for a real driver and none works; if the simulator is wanted and its shared
+/// library is not found, or `PTXSIM_CC` or `PTXSIM_OPTIONS` asks for what there is not.
 pub fn ensure_driver() -> Driver {
     choose(|| match std::env::var(CHOICE).ok().as_deref() {
-        Some("real") => true,
+        Some("real") => {
+            let how =
+                "it does not start, or there is no device; without the variable the simulator stands in";
+            assert!(probe_in_child(), "{CHOICE}=real: no NVIDIA driver works here: {how}");
+            true
+        }
         Some("sim") => false,
         None | Some("") => real_driver_works(),
-        Some(other) => panic!("{CHOICE}={other}: real or sim"),
+        Some(other) => panic!("{CHOICE}={other}: must be `real` or `sim`"),
     })
 }
 
@@ -85,6 +91,9 @@ fn choose(real: impl FnOnce() -> bool) -> Driver {
             eprintln!("ptxsim: the CUDA driver is the real one");
             Driver::Real
         } else {
+            if let Some(mistake) = crate::driver::mistake_in_environment() {
+                panic!("ptxsim: {mistake}");
+            }
             let simulator = Simulator::load().unwrap_or_else(|error| panic!("ptxsim: {error}"));
             eprintln!("ptxsim: the CUDA driver is simulated");
             Driver::Simulated(simulator)
@@ -92,7 +101,7 @@ fn choose(real: impl FnOnce() -> bool) -> Driver {
     })
 }
 
-/// Whether a real driver starts, as a child process finds out: once loaded here, it could not be replaced.
+/// Whether there is a real driver that works. Most machines without one are known by their files.
 fn real_driver_works() -> bool {
     // Kernel module, or WSL's.
     if !["/dev/nvidiactl", "/dev/dxg", "/proc/driver/nvidia/version", "/dev/nvhost-ctrl"]
@@ -101,12 +110,17 @@ fn real_driver_works() -> bool {
     {
         return false;
     }
+    probe_in_child()
+}
+
+/// Whether a real driver starts, as a child process finds out: once loaded here, it could not be replaced.
+fn probe_in_child() -> bool {
     let Ok(program) = std::env::current_exe() else { return false };
     let child = Command::new(program).env(PROBE, "1").stdin(Stdio::null()).stdout(Stdio::null()).status();
     child.is_ok_and(|status| status.code() == Some(FOUND))
 }
 
-/// Runs before `main` in every program that links this crate: in a child that [`real_driver_works`] started, probes
+/// Runs before `main` in every program that links this crate: in a child that [`probe_in_child`] started, probes
 /// and exits. So no test of the program runs a second time.
 extern "C" fn probe_and_exit() {
     if std::env::var_os(PROBE).is_some() {
@@ -148,7 +162,15 @@ impl Simulator {
         let path = find()?;
         // SAFETY: the library is this crate's; its initialisers only look for the probe's variable.
         let opened = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_LOCAL) };
-        let library = opened.map_err(|e| format!("{}: {e}", path.display()))?;
+        // dlopen's own words, which name the path; libloading's leave them out
+        let library = opened.map_err(|e| match std::error::Error::source(&e) {
+            Some(reason) => reason.to_string(),
+            None => format!("{}: {e}", path.display()),
+        })?;
+        // SAFETY: only the presence of the symbol is looked at.
+        if unsafe { library.get::<extern "C" fn()>(b"ptxsim_options\0") }.is_err() {
+            return Err(format!("{} is another library: it has no ptxsim_options", path.display()));
+        }
         // Never unloaded: whoever opens `libcuda.so` from now on gets it.
         Ok(Self { library: Box::leak(Box::new(library)) })
     }
@@ -210,13 +232,28 @@ impl Simulator {
     }
 
     /// Counters of the launches that this thread submitted and that have run, since the last call.
+    ///
+    /// # Panics
+    /// If one of them ran with counters off ([`Options::counters`]): its zeros would pass for a measurement.
     pub fn take_stats(&self) -> Vec<Stats> {
-        self.take(c"ptxsim_take_stats", 0)
+        self.take_counted(0)
     }
 
     /// Counters of all launches since the last call.
+    ///
+    /// # Panics
+    /// As [`Simulator::take_stats`] does.
     pub fn take_all_stats(&self) -> Vec<Stats> {
-        self.take(c"ptxsim_take_stats", 1)
+        self.take_counted(1)
+    }
+
+    fn take_counted(&self, scope: i32) -> Vec<Stats> {
+        let all: Vec<Stats> = self.take(c"ptxsim_take_stats", scope);
+        if let Some(launch) = all.iter().find(|launch| !launch.counters) {
+            let kernel = &launch.kernel;
+            panic!("{kernel} ran with counters off (PTXSIM_OPTIONS=checks=off, or the options of the test)");
+        }
+        all
     }
 
     /// Faults in launches that this thread submitted, since the last call.

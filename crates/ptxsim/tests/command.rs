@@ -72,7 +72,7 @@ fn info_of_a_fatbin_knows_registers() {
     let sizes = &info["kernels"][0]["sizes"];
     assert_eq!((&sizes["registers"], &sizes["registers_estimated"]), (&8.into(), &false.into()));
     assert_eq!(info["kernels"][0]["parameters"][1]["type"], "f32");
-    let json = succeeds(&["info", path.to_str().unwrap(), "--json", "--cc", "90"]);
+    let json = succeeds(&["info", path.to_str().unwrap(), "--json", "--cc", "9.0"]);
     assert!(json.contains("sm_90a"));
 }
 
@@ -217,4 +217,25 @@ fn mistakes_are_explained() {
     let message = fails(&["info", kernels("data/new.fatbin").to_str().unwrap(), "--cc", "90"]);
     assert!(message.contains("compute_100f"), "{message}");
     assert!(fails(&["info", "/nowhere/at/all"]).contains("/nowhere/at/all"));
+}
+
+#[test]
+fn printf_writes_what_c_does() {
+    let shown = succeeds(&strs(&run(
+        "kernels/assert.ptx",
+        "formats",
+        &["--grid", "1", "--block", "1", "--arg", "zeros:4", "--print", "0:i32"],
+    )));
+    let want = "-7|   42|42   |-0042|+8|-5000000000|7000000000|2345|BEEF|0xff|1.234568e+04|0.1|1e-07|   2.718|     5|3.14\
+                |text|te|Q|100%\n21\n";
+    assert!(shown.starts_with(want), "{shown}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn files_without_an_end_are_refused() {
+    assert!(fails(&["info", "/dev/zero"]).contains("longer than"));
+    let args =
+        ["--grid", "1", "--block", "1", "--arg", "buf:/dev/zero", "--arg", "zeros:4", "--arg", "i32:1"];
+    assert!(fails(&strs(&run("kernels/checks.ptx", "bad_past_end", &args))).contains("longer than"));
 }

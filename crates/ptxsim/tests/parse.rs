@@ -44,7 +44,7 @@ fn instructions(text: &str) -> usize {
             let starts = first.starts_with('@') || first.starts_with(|c: char| c.is_ascii_lowercase());
             // the continuation lines of calls start with names too
             let opcode = first.contains('.')
-                || matches!(first, "ret" | "exit" | "trap" | "bra")
+                || matches!(first, "ret" | "exit" | "trap" | "bra" | "call")
                 || first.starts_with('@');
             count += usize::from(starts && opcode);
         }

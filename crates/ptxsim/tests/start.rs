@@ -58,7 +58,7 @@ fn before_the_start() {
 
 #[test]
 fn the_environment_sets_cards_and_options() {
-    let wanted = [("PTXSIM_CC", "9.0,80"), ("PTXSIM_OPTIONS", "races=off,seed=7,delay,nonsense=1")];
+    let wanted = [("PTXSIM_CC", "9.0,80"), ("PTXSIM_OPTIONS", "races=off,seed=7,delay")];
     assert!(passes("environment", &wanted));
     assert!(!passes("environment", &wanted[..1]));
     assert!(!passes("environment", &wanted[1..]));
@@ -81,6 +81,35 @@ fn environment() {
     assert_eq!(simulator.options(), wanted);
 }
 
+/// Tests that ran with defaults instead would prove something else.
+#[test]
+fn mistakes_in_the_environment_stop_the_test() {
+    for (variable, value, part) in [
+        ("PTXSIM_OPTIONS", "rces=off", "no option \"rces\""),
+        ("PTXSIM_OPTIONS", "races=of", "races=of"),
+        ("PTXSIM_OPTIONS", "seed=7,uninitialized=maybe", "uninitialized=maybe"),
+        ("PTXSIM_CC", "75", "choose one of 80, 86"),
+    ] {
+        let output = run("environment", &[(variable, value)]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success());
+        assert!(message.contains(variable) && message.contains(part), "{variable}={value}");
+    }
+    assert!(passes("start_with_a_mistake", &[]));
+}
+
+#[test]
+#[ignore = "run by mistakes_in_the_environment_stop_the_test"]
+fn start_with_a_mistake() {
+    ensure_simulator();
+    // SAFETY: this process runs one test, and no other thread of it looks at the environment now.
+    unsafe { std::env::set_var("PTXSIM_OPTIONS", "rces=off") };
+    for _ in 0..2 {
+        assert_eq!(cu!(cuInit(0)), 1);
+        assert_eq!(cu!(cuDeviceGetCount(&mut 0)), 3);
+    }
+}
+
 /// A process that probes for a real driver must not run its tests, or they would run twice.
 #[test]
 fn the_probe_runs_no_test() {
@@ -93,6 +122,20 @@ fn the_probe_runs_no_test() {
 fn the_choice_can_be_made_by_hand() {
     assert!(passes("chosen", &[("PTXSIM_DRIVER", "sim")]));
     assert!(!passes("chosen", &[("PTXSIM_DRIVER", "other")]));
+    let output = run("chosen", &[("PTXSIM_DRIVER", "real")]);
+    assert!(!output.status.success());
+    if !std::path::Path::new("/dev/nvidiactl").exists() {
+        assert!(String::from_utf8_lossy(&output.stderr).contains("no NVIDIA driver works here"));
+    }
+}
+
+#[test]
+fn another_library_is_refused() {
+    for (library, part) in [("libm.so.6", "is another library"), ("/nowhere/lib.so", "/nowhere/lib.so")] {
+        let output = run("chosen", &[("PTXSIM_DRIVER", "sim"), ("PTXSIM_LIBRARY", library)]);
+        assert!(!output.status.success());
+        assert!(String::from_utf8_lossy(&output.stderr).contains(part), "{library}");
+    }
 }
 
 #[test]

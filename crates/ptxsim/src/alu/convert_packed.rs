@@ -3,7 +3,7 @@
 use super::convert::{Asked, constants, narrow};
 use super::float32::canonical;
 use super::fp8::{E4M3, E5M2, Eight};
-use super::half::{Binary16, Brain16, Half, pair1};
+use super::half::{Binary16, Brain16, Half};
 use super::parse::{Parse, flag};
 use super::soft::{self, Round};
 use crate::exec::regs::Form;
@@ -50,7 +50,7 @@ fn relu(m: u64, x: f32) -> f32 {
 
 fn eights(p: &Parse<'_>, to: Type, asked: Asked) -> Result<Form, String> {
     fn join<T: Eight>(m: u64, a: f32, b: f32) -> u16 {
-        u16::from(T::encode(relu(m, a))) << 8 | u16::from(T::encode(relu(m, b)))
+        (T::encode(relu(m, a)) << 8 | T::encode(relu(m, b))) as u16
     }
     let isa = p.isa;
     eight_flags(p, asked, true)?;
@@ -60,8 +60,8 @@ fn eights(p: &Parse<'_>, to: Type, asked: Asked) -> Result<Form, String> {
 
 fn eights_of_halves(p: &Parse<'_>, to: Type, asked: Asked) -> Result<Form, String> {
     fn join<T: Eight>(m: u64, a: u32) -> u16 {
-        let part = |h: u32| u16::from(T::encode(relu(m, Binary16::widen(h as u16))));
-        part(a >> 16) << 8 | part(a)
+        let part = |h: u32| T::encode(relu(m, Binary16::widen(h as u16)));
+        (part(a >> 16) << 8 | part(a)) as u16
     }
     let isa = p.isa;
     eight_flags(p, asked, true)?;
@@ -71,11 +71,11 @@ fn eights_of_halves(p: &Parse<'_>, to: Type, asked: Asked) -> Result<Form, Strin
 
 fn halves_of_eights(p: &Parse<'_>, from: Type, asked: Asked) -> Result<Form, String> {
     fn split<T: Eight>(m: u64, a: u16) -> u32 {
-        let bytes = u32::from(a & 0xff) | u32::from(a >> 8) << 16;
-        pair1(bytes, |byte| {
-            let h = T::decode(byte as u8);
+        let part = |byte: u32| {
+            let h = T::decode(byte);
             if m != 0 && h & 0x8000 != 0 { 0 } else { h }
-        })
+        };
+        part(a.into()) | part(u32::from(a) >> 8) << 16
     }
     let isa = p.isa;
     eight_flags(p, asked, false)?;

@@ -148,7 +148,6 @@ pub(crate) mod extremum {
     pub(crate) const NAN: u64 = 4;
     /// `.xorsign.abs`
     pub(crate) const XORSIGN: u64 = 8;
-    pub(crate) const RELU: u64 = 16;
 }
 
 /// `min`, `max`: -0 is below +0; of a NaN and a number the number, unless NaNs win.

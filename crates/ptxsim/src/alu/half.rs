@@ -3,10 +3,11 @@
 //! Arithmetic is done in a wider format whose result is rounded to odd (the last bit is set if anything was lost), so
 //! that rounding it once more gives the correctly rounded result.
 
-use super::float32::{canonical, choose, extremum, extremum_flags};
-use super::lanes::{BF16, F16};
+use super::float32::{canonical, extremum, extremum_flags};
+use super::half_rows::{self, Add, CHOICE, Extreme, Fma, Mul, RowOp, Sub};
+use super::lanes::{BF16, F16, Isa};
 use super::parse::{Parse, flag};
-use crate::exec::regs::Form;
+use crate::exec::regs::{Form, Literal};
 use crate::ptx::ast::Type;
 use crate::stats::Class;
 
@@ -14,6 +15,8 @@ use crate::stats::Class;
 pub(crate) trait Half: Copy + 'static {
     /// Smallest normal number as bits.
     const NORMAL: u16;
+    /// Infinity as bits.
+    const INFINITY: u16;
     /// To f32, exactly.
     fn widen(bits: u16) -> f32;
     /// The nearest, ties to even. NaN gives 0x7fff.
@@ -61,6 +64,7 @@ pub(crate) fn odd_from_f64(x: f64) -> f32 {
 
 impl Half for Binary16 {
     const NORMAL: u16 = 0x0400;
+    const INFINITY: u16 = 0x7c00;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -105,6 +109,7 @@ impl Half for Binary16 {
 
 impl Half for Brain16 {
     const NORMAL: u16 = 0x0080;
+    const INFINITY: u16 = 0x7f80;
 
     #[inline(always)]
     fn widen(bits: u16) -> f32 {
@@ -142,9 +147,9 @@ pub(crate) fn flush<H: Half>(x: u16) -> u16 {
 }
 
 /// Flags of an operation on halves, in `imm`.
-const FTZ: u64 = 1;
-const SAT: u64 = 2;
-const RELU: u64 = 4;
+pub(crate) const FTZ: u64 = 1;
+pub(crate) const SAT: u64 = 2;
+pub(crate) const RELU: u64 = 4;
 
 #[inline(always)]
 fn input<H: Half>(m: u64, x: u16) -> f32 {
@@ -154,44 +159,7 @@ fn input<H: Half>(m: u64, x: u16) -> f32 {
 #[inline(always)]
 fn output<H: Half>(m: u64, x: f32) -> u16 {
     let bits = H::narrow(x);
-    let bits = if m & FTZ != 0 { flush::<H>(bits) } else { bits };
-    let one = H::narrow(1.0);
-    let bits = if m & SAT != 0 {
-        // Negative, NaN or zero; above one; else it stays.
-        if bits & 0x8000 != 0 || bits == 0x7fff { 0 } else { bits.min(one) }
-    } else {
-        bits
-    };
-    if m & RELU != 0 && bits & 0x8000 != 0 { 0 } else { bits }
-}
-
-#[inline(always)]
-fn add<H: Half>(m: u64, a: u16, b: u16) -> u16 {
-    output::<H>(m, input::<H>(m, a) + input::<H>(m, b))
-}
-
-#[inline(always)]
-fn sub<H: Half>(m: u64, a: u16, b: u16) -> u16 {
-    output::<H>(m, input::<H>(m, a) - input::<H>(m, b))
-}
-
-#[inline(always)]
-fn mul<H: Half>(m: u64, a: u16, b: u16) -> u16 {
-    output::<H>(m, H::mul(input::<H>(m, a), input::<H>(m, b)))
-}
-
-#[inline(always)]
-fn fma<H: Half>(m: u64, a: u16, b: u16, c: u16) -> u16 {
-    output::<H>(m, H::fma(input::<H>(m, a), input::<H>(m, b), input::<H>(m, c)))
-}
-
-#[inline(always)]
-fn extreme<H: Half>(m: u64, a: u16, b: u16) -> u16 {
-    let (a, b) = if m & extremum::FTZ != 0 { (flush::<H>(a), flush::<H>(b)) } else { (a, b) };
-    // Both formats widen exactly, and back.
-    let x = choose(m & !extremum::FTZ, H::widen(a), H::widen(b));
-    let bits = H::narrow(x);
-    if m & extremum::RELU != 0 && bits & 0x8000 != 0 { 0 } else { bits }
+    if m & FTZ != 0 { flush::<H>(bits) } else { bits }
 }
 
 #[inline(always)]
@@ -212,12 +180,6 @@ fn power_of_two<H: Half>(m: u64, a: u16) -> u16 {
 #[inline(always)]
 fn tangent<H: Half>(m: u64, a: u16) -> u16 {
     output::<H>(m, canonical(odd_from_f64(f64::from(input::<H>(m, a)).tanh())))
-}
-
-/// Both halves of a register.
-#[inline(always)]
-pub(crate) fn pair1(a: u32, f: impl Fn(u16) -> u16) -> u32 {
-    u32::from(f(a as u16)) | u32::from(f((a >> 16) as u16)) << 16
 }
 
 #[inline(always)]
@@ -288,22 +250,36 @@ fn arithmetic(p: &mut Parse<'_>) -> Result<Form, String> {
     }
     let m = flag(ftz, FTZ) | flag(sat, SAT) | flag(relu, RELU);
     match opcode {
-        "add" => of_halves!(map2_imm, isa, ty, m, add, a, b),
-        "sub" => of_halves!(map2_imm, isa, ty, m, sub, a, b),
-        "mul" => of_halves!(map2_imm, isa, ty, m, mul, a, b),
-        _ => of_halves!(map3_imm, isa, ty, m, fma, a, b, c),
+        "add" => rows::<Add>(isa, ty, m),
+        "sub" => rows::<Sub>(isa, ty, m),
+        "mul" => rows::<Mul>(isa, ty, m),
+        _ => rows::<Fma>(isa, ty, m),
     }
     .ok_or_else(|| p.unknown())
+}
+
+/// An operation for the four types.
+fn rows<O: RowOp>(isa: Isa, ty: Type, m: u64) -> Option<Form> {
+    Some(match ty {
+        Type::F16 => half_rows::form::<Binary16, O>(isa, m, Some(Literal::F16)),
+        Type::BF16 => half_rows::form::<Brain16, O>(isa, m, Some(Literal::BF16)),
+        Type::F16x2 => half_rows::form::<Binary16, O>(isa, m, None),
+        Type::BF16x2 => half_rows::form::<Brain16, O>(isa, m, None),
+        _ => return None,
+    })
 }
 
 fn min_max(p: &mut Parse<'_>) -> Result<Form, String> {
     let isa = p.isa;
     let m = extremum_flags(p)?;
     let ty = p.ty()?;
-    if matches!(ty, Type::BF16 | Type::BF16x2) && m & extremum::FTZ != 0 {
+    let ftz = m & extremum::FTZ != 0;
+    if matches!(ty, Type::BF16 | Type::BF16x2) && ftz {
         return Err(p.unknown());
     }
-    of_halves!(map2_imm, isa, ty, m, extreme, a, b).ok_or_else(|| p.unknown())
+    // Flushed as halves: what is subnormal there is normal in f32.
+    let m = flag(ftz, FTZ) | (m & !extremum::FTZ) << CHOICE;
+    rows::<Extreme>(isa, ty, m).ok_or_else(|| p.unknown())
 }
 
 fn abs_neg(p: &mut Parse<'_>) -> Result<Form, String> {

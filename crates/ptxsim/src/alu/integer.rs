@@ -39,7 +39,7 @@ fn add_sub(p: &mut Parse<'_>) -> Result<Form, String> {
         if sat {
             return Err(p.unknown());
         }
-        let imm = u64::from(with_carry) | u64::from(cc) << 1;
+        let imm = flag(with_carry, READS) | flag(cc, WRITES) | flag(!add, BORROWS);
         let form = match (ty, add) {
             (Type::U32 | Type::S32, true) => carry2(p, imm, add_carry32),
             (Type::U32 | Type::S32, false) => carry2(p, imm, sub_borrow32),
@@ -99,6 +99,9 @@ fn sub_borrow64(a: u64, b: u64, c: bool) -> (u64, bool) {
 /// Bits of `imm` of the carry operations: whether they read and write the flag.
 const READS: u64 = 1;
 const WRITES: u64 = 2;
+/// It subtracts. The flag is the carry of `a + !b + 1` then: clear after a borrow. The manual does not say so, but the
+/// compiler's 128-bit division reads the flag of `subc.cc` with `addc`.
+const BORROWS: u64 = 4;
 
 struct Carry2<T, F>(F, PhantomData<fn() -> T>);
 struct Carry3<T, F>(F, PhantomData<fn() -> T>);
@@ -114,7 +117,8 @@ macro_rules! carry {
         impl<T: Lane, F: Fn($($t,)* bool) -> (T, bool) + Copy + 'static> Body for $Name<T, F> {
             #[inline(always)]
             fn run(self, regs: &mut Regs, op: &Op, mask: Mask) -> Outcome {
-                let carry = if op.imm & READS != 0 { regs.carry } else { 0 };
+                let inverted = if op.imm & BORROWS != 0 { Mask::MAX } else { 0 };
+                let carry = if op.imm & READS != 0 { regs.carry ^ inverted } else { 0 };
                 let mut cells = [T::Cell::default(); LANES];
                 let mut carries = [0u8; LANES];
                 $(let $a = T::view(regs, op, $i);)*
@@ -125,7 +129,7 @@ macro_rules! carry {
                 }
                 T::store(regs, op, 0, &cells, mask);
                 if op.imm & WRITES != 0 {
-                    regs.carry = regs.carry & !mask | gather_bits(&carries) & mask;
+                    regs.carry = regs.carry & !mask | (gather_bits(&carries) ^ inverted) & mask;
                 }
                 Ok(())
             }

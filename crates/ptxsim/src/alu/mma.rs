@@ -55,8 +55,8 @@ impl Element for Bytes {
     const PER: usize = 4;
     #[inline(always)]
     fn get(word: u32, j: usize, kind: u64) -> f32 {
-        let byte = (word >> (8 * j)) as u8;
-        Binary16::widen(if kind == 0 { E4M3::decode(byte) } else { E5M2::decode(byte) })
+        let byte = word >> (8 * j);
+        if kind == 0 { E4M3::value(byte) } else { E5M2::value(byte) }
     }
 }
 
@@ -116,7 +116,7 @@ impl<E: Element, const K: usize, const H: bool> Body for Float<E, K, H> {
         if op.imm & TRUNCATE != 0 {
             truncating(&a, &b, &mut c, op.imm);
         } else {
-            multiply(&a, &b, &mut c);
+            multiply(&a, &b, &mut c, f32::mul_add);
         }
         for r in 0..nc {
             let mut out = [0; LANES];
@@ -135,9 +135,14 @@ impl<E: Element, const K: usize, const H: bool> Body for Float<E, K, H> {
     }
 }
 
-/// Eight rows at a time, so that their sums stay in registers and do not wait for each other.
+/// Eight rows at a time, so that their sums stay in registers and do not wait for each other. `step` is x y + sum.
 #[inline(always)]
-fn multiply<const K: usize>(a: &[[f32; K]; 16], b: &[[f32; 8]; K], c: &mut [[f32; 8]; 16]) {
+fn multiply<const M: usize, const K: usize>(
+    a: &[[f32; K]; M],
+    b: &[[f32; 8]; K],
+    c: &mut [[f32; 8]; M],
+    step: impl Fn(f32, f32, f32) -> f32,
+) {
     for (a, c) in a.chunks_exact(8).zip(c.chunks_exact_mut(8)) {
         let mut sum = [[0f32; 8]; 8];
         sum.copy_from_slice(c);
@@ -145,7 +150,7 @@ fn multiply<const K: usize>(a: &[[f32; K]; 16], b: &[[f32; 8]; K], c: &mut [[f32
             for i in 0..8 {
                 let x = a[i][k];
                 for n in 0..8 {
-                    sum[i][n] = x.mul_add(b[k][n], sum[i][n]);
+                    sum[i][n] = step(x, b[k][n], sum[i][n]);
                 }
             }
         }
@@ -223,46 +228,45 @@ impl<const M: usize, const K: usize, const PER: usize> Body for Integer<M, K, PE
         let nc = M / 4;
         let (sources, destinations) = operands(op, nc, na + nb + nc);
         let bits = 32 / PER as u32;
-        let element = |word: u32, j: usize, signed: bool| {
-            let up = word << (32 - bits * (j as u32 + 1));
-            if signed { up as i32 >> (32 - bits) } else { (up >> (32 - bits)) as i32 }
+        // Extended by the sign; what that filled is cut off again if there is none.
+        let keep = |signed: u64| if op.imm & signed != 0 { -1 } else { (1 << bits) - 1 };
+        let element = |word: u32, j: usize, keep: i32| {
+            ((word << (32 - bits * (j as u32 + 1))) as i32 >> (32 - bits) & keep) as f32
         };
-        let mut a = [[0i32; K]; M];
-        let mut b = [[0i32; 8]; K];
+        // In f32, which is faster and exact: sums are below 2^24.
+        let mut a = [[0f32; K]; M];
+        let mut b = [[0f32; 8]; K];
         for r in 0..na {
             let row: &Row = &regs.narrow[sources[r] as usize];
-            for lane in 0..LANES {
-                let (i, k) = layout::a(lane, r, M, PER);
-                for j in 0..PER {
-                    a[i][k + j] = element(row[lane], j, op.imm & SIGNED_A != 0);
+            let keep = keep(SIGNED_A);
+            for j in 0..PER {
+                let values = row.map(|x| element(x, j, keep));
+                for lane in 0..LANES {
+                    let (i, k) = layout::a(lane, r, M, PER);
+                    a[i][k + j] = values[lane];
                 }
             }
         }
         for r in 0..nb {
             let row: &Row = &regs.narrow[sources[na + r] as usize];
-            for lane in 0..LANES {
-                let (k, n) = layout::b(lane, r, PER);
-                for j in 0..PER {
-                    b[k + j][n] = element(row[lane], j, op.imm & SIGNED_B != 0);
+            let keep = keep(SIGNED_B);
+            for j in 0..PER {
+                let values = row.map(|x| element(x, j, keep));
+                for lane in 0..LANES {
+                    let (k, n) = layout::b(lane, r, PER);
+                    b[k + j][n] = values[lane];
                 }
             }
         }
-        let mut sums = [[0i32; 8]; M];
-        for i in 0..M {
-            for k in 0..K {
-                for n in 0..8 {
-                    // They cannot overflow; wrapping, the loop is a vector loop in builds that check.
-                    sums[i][n] = sums[i][n].wrapping_add(a[i][k].wrapping_mul(b[k][n]));
-                }
-            }
-        }
+        let mut sums = [[0f32; 8]; M];
+        multiply(&a, &b, &mut sums, |x, y, sum| x * y + sum);
         // A destination may be a later register of C, so all are read before any is written.
         let mut out = [[0; LANES]; 4];
         for r in 0..nc {
             let c: &Row = &regs.narrow[sources[na + nb + r] as usize];
             for lane in 0..LANES {
                 let (i, n) = layout::c(lane, r);
-                let (c, sum) = (c[lane] as i32, sums[i][n]);
+                let (c, sum) = (c[lane] as i32, sums[i][n] as i32);
                 out[r][lane] =
                     if op.imm & SATURATE != 0 { c.saturating_add(sum) } else { c.wrapping_add(sum) } as u32;
             }

@@ -13,6 +13,7 @@ mod float32;
 mod float64;
 mod fp8;
 mod half;
+mod half_rows;
 mod integer;
 mod lanes;
 mod mma;

@@ -18,7 +18,7 @@ Arguments (one --arg for each parameter, in order):
   TYPE:VALUE,VALUE,…          … to these numbers (two or more; f32:1, is one)
 Bytes and counts may end in K or M (1024, 1024 * 1024).
 
-Exit status: 0, or 1 after a fault or a mistake.";
+Exit status: 0; 1 after a fault, or if the file, the kernel or its arguments do not fit; 2 if the command line does not.";
 
 /// A parsed argument.
 #[derive(Debug, Clone, PartialEq)]
@@ -134,7 +134,9 @@ impl Random {
 
 /// Parses `--arg`.
 pub(crate) fn parse(text: &str) -> Result<Argument, String> {
-    let (kind, rest) = text.split_once(':').ok_or_else(|| format!("`{text}` is not KIND:VALUE"))?;
+    let (kind, rest) = text.split_once(':').ok_or_else(|| {
+        format!("`{text}` is not KIND:VALUE, as i32:5 or zeros:4K; `ptxsim run --help` lists kinds")
+    })?;
     let numbers = rest.trim_end_matches(',').split(',').map(|one| number(kind, one.trim()));
     if let Some(numbers) = numbers.collect::<Option<Vec<_>>>() {
         let mut numbers = numbers.into_iter().collect::<Result<Vec<_>, _>>()?;
@@ -159,7 +161,7 @@ pub(crate) fn parse(text: &str) -> Result<Argument, String> {
                 _ => return Err(format!("`{rest}` is not pairs of hexadecimal digits")),
             }
         }
-        "buf" => Argument::Memory(std::fs::read(rest).map_err(|e| format!("{rest}: {e}"))?),
+        "buf" => Argument::Memory(ptxsim::files::read(rest.as_ref()).map_err(|e| format!("{rest}: {e}"))?),
         "zeros" => Argument::Memory(vec![0; size(rest)?]),
         "ones" => Argument::Memory(vec![0xff; size(rest)?]),
         "fresh" => Argument::Fresh(size(rest)? as u64),

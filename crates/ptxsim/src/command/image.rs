@@ -15,17 +15,11 @@ pub(crate) struct File {
     pub(crate) registers: HashMap<String, u32>,
 }
 
-fn card(cc: u32) -> Result<&'static Card, String> {
-    let known = || CARDS.iter().map(|c| c.cc.to_string()).collect::<Vec<_>>().join(", ");
-    Card::of(cc)
-        .ok_or_else(|| format!("there is no card of compute capability {cc}: choose one of {}", known()))
-}
-
 /// Reads a PTX or fatbin file for a card, or for the oldest card that runs it.
-pub(crate) fn read(path: &Path, cc: Option<u32>) -> Result<File, String> {
+pub(crate) fn read(path: &Path, cc: Option<&str>) -> Result<File, String> {
     let shown = path.display();
-    let bytes = std::fs::read(path).map_err(|e| format!("{shown}: {e}"))?;
-    let wanted = cc.map(card).transpose()?;
+    let bytes = ptxsim::files::read(path).map_err(|e| format!("{shown}: {e}"))?;
+    let wanted = cc.map(Card::parse).transpose()?;
     let (text, fat_card, registers) = if bytes.starts_with(&fatbin::MAGIC) {
         let entries = fatbin::entries(&bytes).map_err(|e| format!("{shown}: {e}"))?;
         let select = |c: &'static Card| fatbin::select_ptx(&entries, c.cc).map(|text| (text, c));
@@ -46,7 +40,8 @@ pub(crate) fn read(path: &Path, cc: Option<u32>) -> Result<File, String> {
         Some(card) => {
             let cc = card.cc;
             return Err(format!(
-                "{shown}: a card of compute capability {cc} cannot run code for sm_{}",
+                "{shown}: a card of compute capability {cc} cannot run code for sm_{}: compile for compute_{cc} or an \
+                 older architecture, or choose another --cc",
                 module.target
             ));
         }

@@ -64,7 +64,7 @@ struct VariableInfo {
 }
 
 /// Prints what a file holds.
-pub(crate) fn info(path: &Path, cc: Option<u32>, json: bool) -> Result<(), String> {
+pub(crate) fn info(path: &Path, cc: Option<&str>, json: bool) -> Result<(), String> {
     let file = read(path, cc)?;
     let memory = GlobalMemory::new(file.card.memory_bytes);
     let image = Image::load(Arc::clone(&file.module), &memory)?;

@@ -18,7 +18,7 @@ pub(crate) enum Command {
         file: PathBuf,
         /// Compute capability of the card: 80, 86, 89, 90 or 120; otherwise the oldest that runs the file.
         #[arg(long)]
-        cc: Option<u32>,
+        cc: Option<String>,
         /// One JSON object instead of text.
         #[arg(long)]
         json: bool,
@@ -32,7 +32,7 @@ impl Command {
     /// Does it; the error is a message for people.
     pub(crate) fn run(self) -> Result<(), String> {
         match self {
-            Self::Info { file, cc, json } => info::info(&file, cc, json),
+            Self::Info { file, cc, json } => info::info(&file, cc.as_deref(), json),
             Self::Run(run) => run.run(),
         }
     }

@@ -40,14 +40,14 @@ pub(crate) struct Run {
     cooperative: bool,
     /// Compute capability of the card: 80, 86, 89, 90 or 120; otherwise the oldest that runs the file.
     #[arg(long)]
-    cc: Option<u32>,
+    cc: Option<String>,
     /// An argument, see below.
     #[arg(long = "arg", value_name = "KIND:VALUE", allow_hyphen_values = true)]
     args: Vec<String>,
     /// Writes the memory behind argument INDEX (from 0) to a file afterwards.
     #[arg(long, value_name = "INDEX:FILE")]
     dump: Vec<String>,
-    /// Prints the first numbers behind argument INDEX afterwards: 2:f32:8
+    /// Prints the first COUNT numbers (else 16) behind argument INDEX (from 0) afterwards: 2:f32:8.
     #[arg(long, value_name = "INDEX:TYPE[:COUNT]")]
     print: Vec<String>,
     /// Prints counters.
@@ -127,7 +127,7 @@ impl Run {
     }
 
     pub(crate) fn run(&self) -> Result<(), String> {
-        let file = read(&self.file, self.cc)?;
+        let file = read(&self.file, self.cc.as_deref())?;
         let function = find(&file.module, &self.kernel)?;
         let arguments = self.arguments(function)?;
         let options = self.options();
@@ -292,7 +292,9 @@ impl Run {
             // Rust's and CUDA's letter for signed numbers; PTX has s
             let ptx = ty.replacen('i', "s", 1);
             let ty = Type::parse(&ptx).filter(|t| number_of(*t, &[0; 8]).is_some());
-            let ty = ty.ok_or_else(|| format!("`{text}`: this is no type of numbers"))?;
+            let ty = ty.ok_or_else(|| {
+                format!("`{text}`: this is no type of numbers; the numbers that --arg takes can be printed")
+            })?;
             let count = count.parse().map_err(|_| format!("`{text}`: `{count}` is not a count"))?;
             Ok((buffer(buffers, index)?, ty, count))
         };
@@ -302,8 +304,11 @@ impl Run {
 
 fn buffer<'a>(buffers: &'a [Option<Buffer>], index: &str) -> Result<&'a Buffer, String> {
     let number = index.parse::<usize>().map_err(|_| format!("`{index}` is not the index of an argument"))?;
-    let buffer = buffers.get(number).and_then(Option::as_ref);
-    buffer.ok_or_else(|| format!("argument {number} is no memory, so it cannot be shown"))
+    match buffers.get(number) {
+        Some(Some(buffer)) => Ok(buffer),
+        Some(None) => Err(format!("argument {number} is no memory, so it cannot be shown")),
+        None => Err(format!("there is no argument {number}: the {} given count from 0", buffers.len())),
+    }
 }
 
 fn contents(memory: &GlobalMemory, buffer: &Buffer) -> Result<Vec<u8>, String> {

@@ -117,7 +117,11 @@ api! {
         if flags != 0 {
             return invalid(format!("cuInit flags {flags:#x}, must be 0"));
         }
-        driver().lock().initialized = true;
+        let mut guard = driver().lock();
+        if let Some(mistake) = guard.mistake.clone() {
+            return invalid(mistake);
+        }
+        guard.initialized = true;
         Ok(())
     }
     fn cuDriverGetVersion(out: usize) {

@@ -4,7 +4,7 @@
 //! submitted or set, 1 for the whole process.
 
 use super::context::end_all;
-use super::error::{Code, Outcome, fail, invalid};
+use super::error::{Code, Failure, Outcome, fail, invalid};
 use super::host;
 use super::state::{State, THREAD_OPTIONS, driver};
 use crate::card::{CARDS, Card};
@@ -15,49 +15,40 @@ use std::collections::VecDeque;
 use std::ffi::CString;
 use std::thread::{self, ThreadId};
 
-/// Reads `PTXSIM_CC` and `PTXSIM_OPTIONS`.
-pub(crate) fn from_environment(state: &mut State) {
+/// What `PTXSIM_CC` and `PTXSIM_OPTIONS` ask for, or what is wrong with them.
+pub(crate) fn from_environment() -> Result<(Vec<&'static Card>, Options), String> {
     let mut settings = Vec::new();
     if let Ok(cc) = std::env::var("PTXSIM_CC") {
-        settings.push(("cc".to_string(), cc));
+        settings.push(("PTXSIM_CC", "cc".to_string(), cc));
     }
     if let Ok(options) = std::env::var("PTXSIM_OPTIONS") {
         for item in options.split([',', ' ']).filter(|item| !item.is_empty()) {
             let (name, value) = item.split_once('=').unwrap_or((item, "on"));
-            settings.push((name.to_string(), value.to_string()));
+            settings.push(("PTXSIM_OPTIONS", name.to_string(), value.to_string()));
         }
     }
-    for (name, value) in settings {
-        if let Err(failure) = set(state, &name, &value) {
-            eprintln!("ptxsim: environment: {name}={value}: {}", failure.reason);
+    let (mut found, mut options) = (vec![&CARDS[0]], Options::default());
+    for (variable, name, value) in settings {
+        let failed = |f: Failure| format!("{variable}: {name}={value}: {}", f.reason);
+        if name == "cc" {
+            found = cards(&value).map_err(failed)?;
+        } else {
+            options = with(&options, &name, &value).map_err(failed)?;
         }
     }
+    Ok((found, options))
 }
 
 /// The cards that a list of compute capabilities names: `90`, `9.0`, `sm_90`, `80,90`.
 fn cards(list: &str) -> Outcome<Vec<&'static Card>> {
-    let known: Vec<String> = CARDS.iter().map(|c| c.cc.to_string()).collect();
-    list.split([',', '+'])
-        .map(|text| {
-            let digits: String =
-                text.trim().trim_start_matches("sm_").chars().filter(|c| *c != '.').collect();
-            match digits.parse().ok().and_then(Card::of) {
-                Some(card) => Ok(card),
-                None => {
-                    invalid(format!("no card of compute capability {text:?}; known are {}", known.join(", ")))
-                }
-            }
-        })
-        .collect()
+    list.split([',', '+']).map(|text| Card::parse(text).or_else(invalid)).collect()
 }
 
 /// Sets an option, or the cards (`cc`; `default` are those that the process started with).
 fn set(state: &mut State, name: &str, value: &str) -> Outcome {
     if name == "cc" {
         let cards = match value {
-            "default" => {
-                std::env::var("PTXSIM_CC").ok().and_then(|cc| cards(&cc).ok()).unwrap_or(vec![&CARDS[0]])
-            }
+            "default" => from_environment().map(|(cards, _)| cards).or_else(invalid)?,
             list => cards(list)?,
         };
         if !state.contexts.is_empty() {
@@ -105,7 +96,7 @@ fn with(options: &Options, name: &str, value: &str) -> Outcome<Options> {
             ("off" | "false" | "0", Value::Bool(_)) => false.into(),
             ("none" | "off", _) if *field == "shuffle_seed" => Value::Null,
             ("off", Value::String(_)) => "Off".into(),
-            ("onuse", Value::String(_)) => "OnUse".into(),
+            ("onuse" | "use", Value::String(_)) => "OnUse".into(),
             ("strict" | "on", Value::String(_)) => "Strict".into(),
             (_, Value::Number(_) | Value::Null) => {
                 value.replace('_', "").parse::<u64>().map(Value::from).unwrap_or_else(|_| value.into())
@@ -219,9 +210,11 @@ mod tests {
         assert_eq!(with(&start, "seed", "7").unwrap().shuffle_seed, Some(7));
         assert_eq!(with(&with(&start, "seed", "7").unwrap(), "seed", "none").unwrap().shuffle_seed, None);
         assert_eq!(with(&start, "instruction_limit", "1_000").unwrap().instruction_limit, 1000);
-        let on_use = with(&start, "uninitialized", "on-use").unwrap();
-        assert_eq!(on_use.uninitialized_global, Uninitialized::OnUse);
-        assert_eq!(on_use.uninitialized_shared, Uninitialized::OnUse);
+        for name in ["on-use", "OnUse", "use"] {
+            let on_use = with(&start, "uninitialized", name).unwrap();
+            assert_eq!(on_use.uninitialized_global, Uninitialized::OnUse);
+            assert_eq!(on_use.uninitialized_shared, Uninitialized::OnUse);
+        }
         assert_eq!(with(&start, "checks", "off").unwrap(), Options::unchecked());
         for (name, value) in
             [("rces", "off"), ("races", "maybe"), ("threads", "-1"), ("seed", "x"), ("checks", "2")]

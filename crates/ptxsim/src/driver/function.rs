@@ -131,7 +131,12 @@ fn decoding(options: &Options) -> Options {
 fn decode(image: &Image, name: &str, device: &Device, options: &Options) -> Outcome<Kernel> {
     image.kernel(name, device.card, options).map_err(|error| match error {
         LoadError::NotFound(name) => {
-            Failure { code: Code::NotFound, reason: format!("the module has no kernel {name}") }
+            let functions = image.module.functions.iter().filter(|f| f.kernel && !f.declaration);
+            let names: Vec<&str> = functions.map(|f| f.name.as_str()).collect();
+            Failure {
+                code: Code::NotFound,
+                reason: format!("the module has no kernel {name}; it has {}", names.join(", ")),
+            }
         }
         LoadError::Unsupported(all) => Failure { code: Code::InvalidPtx, reason: all.join("\n  ") },
     })

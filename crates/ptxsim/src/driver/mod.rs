@@ -48,6 +48,11 @@ thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
 }
 
+/// What is wrong with the variables of the environment that choose cards and options.
+pub(crate) fn mistake_in_environment() -> Option<String> {
+    extras::from_environment().err()
+}
+
 /// Runs the inside of an exported function.
 fn call(name: &str, inside: impl FnOnce() -> Outcome) -> i32 {
     let outcome = match catch_unwind(AssertUnwindSafe(inside)) {

@@ -127,8 +127,9 @@ fn parse(text: &str, cc: u32) -> Outcome<ptx::ast::Module> {
         return fail(
             Code::NoBinaryForGpu,
             format!(
-                "the PTX is for sm_{}{:?}, the card is sm_{cc}",
-                module.target.arch, module.target.variant
+                "the PTX is for sm_{}, the card is sm_{cc}: compile for compute_{cc} or an older architecture, or \
+                 choose another card",
+                module.target
             ),
         );
     }
@@ -219,7 +220,7 @@ api! {
     }
     fn cuModuleLoad(out: usize, path: usize) {
         let path = host::name(path)?;
-        load(out, "cuModuleLoad", |cc| match std::fs::read(&path) {
+        load(out, "cuModuleLoad", |cc| match crate::files::read(path.as_ref()) {
             Ok(bytes) => from_bytes(bytes, cc),
             Err(error) => fail(Code::FileNotFound, format!("{path}: {error}")),
         })

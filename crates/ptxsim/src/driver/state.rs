@@ -83,6 +83,8 @@ pub(crate) enum Kind {
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) initialized: bool,
+    /// What is wrong with the variables of the environment: nothing starts then.
+    pub(crate) mistake: Option<String>,
     pub(crate) devices: Vec<Arc<Device>>,
     pub(crate) primaries: Vec<Primary>,
     next: u64,
@@ -172,6 +174,7 @@ impl State {
     fn new() -> Self {
         let mut state = Self {
             initialized: false,
+            mistake: None,
             devices: Vec::new(),
             primaries: Vec::new(),
             next: 1,
@@ -197,9 +200,13 @@ impl State {
             texts: HashMap::new(),
             profiling: BTreeSet::new(),
         };
-        state.set_cards(&[&crate::card::CARDS[0]]);
-        super::extras::from_environment(&mut state);
-        state.first_options = state.options;
+        match super::extras::from_environment() {
+            Ok((cards, options)) => {
+                state.set_cards(&cards);
+                (state.options, state.first_options) = (options, options);
+            }
+            Err(mistake) => state.mistake = Some(mistake),
+        }
         state
     }
 

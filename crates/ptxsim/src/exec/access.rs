@@ -2,6 +2,7 @@
 
 use super::gang::Context;
 use super::global;
+use super::order;
 use super::regs::{LANES, Mask, WideRow};
 use super::rows::{Done, addresses, check_address_taint, get, little, put, set_taint, taint_of, trouble};
 use super::shared::{Shared, Who, wavefronts};
@@ -9,7 +10,7 @@ use super::warp::{Warp, each, try_each};
 use crate::fault::FaultKind;
 use crate::memory::{LOCAL_BASE, PARAM_BASE, SHARED_BASE, SHARED_STRIDE, WINDOW};
 use crate::options::Uninitialized;
-use crate::program::{Access, Where};
+use crate::program::{Access, Strength, Where};
 use crate::stats::Counts;
 
 /// Lanes by the space that their generic address lies in.
@@ -95,11 +96,19 @@ fn local_place(cx: &Context<'_>, address: u64, bytes: u32, lane: usize) -> Done<
 
 /// Whether bytes of local memory were all written.
 pub(super) fn local_written(warp: &Warp, at: usize, bytes: usize) -> bool {
-    (at..at + bytes).all(|b| warp.local_written[b / 64] >> (b % 64) & 1 == 1)
+    all_bits(&warp.local_written, at, bytes)
+}
+
+fn all_bits(bits: &[u64], at: usize, n: usize) -> bool {
+    (at..at + n).all(|b| bits[b / 64] >> (b % 64) & 1 == 1)
+}
+
+fn set_bits(bits: &mut [u64], at: usize, n: usize) {
+    (at..at + n).for_each(|b| bits[b / 64] |= 1 << (b % 64));
 }
 
 pub(super) fn mark_local(warp: &mut Warp, at: usize, bytes: usize) {
-    (at..at + bytes).for_each(|b| warp.local_written[b / 64] |= 1 << (b % 64));
+    set_bits(&mut warp.local_written, at, bytes);
 }
 
 /// Values of an access: by element and lane.
@@ -157,6 +166,9 @@ fn load_n<const N: usize>(
     } else {
         tainted = load_from(cx, warp, shared, counts, mask, a, a.space, &at, &mut values)?;
     }
+    if a.strength != Strength::Weak {
+        order::seen(cx, warp, shared, mask, &at, a.space, a.acquire);
+    }
     for (to, v) in a.rows.iter().zip(&mut values) {
         if a.signed {
             v.iter_mut().for_each(|v| *v = extend(*v, a));
@@ -207,8 +219,7 @@ fn load_from<const N: usize>(
                 let memory = &mut shared[owner];
                 let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                 if cx.shared_checks
-                    && !a.strong
-                    && memory.check_read(offset, total as usize, who, cx.options)?
+                    && memory.check_read(offset, total as usize, who, cx.options, a.strength)?
                 {
                     tainted |= 1 << l;
                 }
@@ -225,6 +236,7 @@ fn load_from<const N: usize>(
             {
                 // Compilers copy padding through local memory: only a use is an error.
                 tainted |= 1 << l;
+                set_bits(&mut warp.local_peeked, offset, total as usize);
             }
             for (j, v) in values.iter_mut().enumerate() {
                 let from = offset + j * a.bytes as usize;
@@ -391,13 +403,17 @@ fn store_n<const N: usize>(
         *v = get(warp, *from);
         tainted |= taint_of(warp, *from);
     }
-    if a.space != Where::Generic {
-        return store_to(cx, warp, shared, counts, mask, a, a.space, &at, &values, tainted & mask);
-    }
-    for (space, lanes) in by_space(&at, mask) {
-        if lanes != 0 {
-            store_to(cx, warp, shared, counts, lanes, a, space, &at, &values, tainted & lanes)?;
+    if a.space == Where::Generic {
+        for (space, lanes) in by_space(&at, mask) {
+            if lanes != 0 {
+                store_to(cx, warp, shared, counts, lanes, a, space, &at, &values, tainted & lanes)?;
+            }
         }
+    } else {
+        store_to(cx, warp, shared, counts, mask, a, a.space, &at, &values, tainted & mask)?;
+    }
+    if a.strength != Strength::Weak {
+        order::shown(cx, warp, shared, mask, &at, a.space, a.release);
     }
     Ok(())
 }
@@ -488,10 +504,8 @@ fn store_to<const N: usize>(
                             memory.load(offset + j * a.bytes as usize, a.bytes) == values[j][l] & low
                         })
                     };
-                    let same = cx.options.warp_races && same();
-                    if !a.strong {
-                        memory.check_write(offset, total as usize, who, cx.options, same, false)?;
-                    }
+                    let same = (cx.options.races || cx.options.warp_races) && same();
+                    memory.check_write(offset, total as usize, who, cx.options, same, a.strength)?;
                     if tainted >> l & 1 == 0 {
                         memory.mark(offset, total as usize);
                     }
@@ -509,7 +523,10 @@ fn store_to<const N: usize>(
                 warp.local[to..to + a.bytes as usize]
                     .copy_from_slice(&v[l].to_le_bytes()[..a.bytes as usize]);
             }
-            if tainted >> l & 1 == 0 {
+            // The first bit-field of a word is put into what is there, which nobody wrote. Which bits are right is not
+            // followed: from here on all count as written.
+            let field = || a.inserts && all_bits(&warp.local_peeked, offset, total as usize);
+            if tainted >> l & 1 == 0 || field() {
                 mark_local(warp, offset, total as usize);
             }
             Ok(())

@@ -1,6 +1,7 @@
 //! `cp.async`: copies that arrive when they are waited for.
 
 use super::regs::{LANES, Mask};
+use std::collections::VecDeque;
 
 /// One copy of one lane.
 #[derive(Debug, Clone, Copy)]
@@ -73,6 +74,31 @@ impl Copies {
     pub(super) fn wait_all(&mut self, lanes: Mask) -> Vec<Copy> {
         self.commit(lanes);
         self.wait(lanes, 0)
+    }
+}
+
+/// Bulk copies out of shared memory of a warp: by group the tick of the last one that reads.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    open: Option<u32>,
+    groups: VecDeque<Option<u32>>,
+}
+
+impl Sources {
+    /// A copy starts to read.
+    pub(super) fn start(&mut self, tick: u32) {
+        self.open = Some(tick);
+    }
+
+    /// `cp.async.bulk.commit_group`
+    pub(super) fn commit(&mut self) {
+        self.groups.push_back(self.open.take());
+    }
+
+    /// `cp.async.bulk.wait_group`: the last tick among the groups that have finished.
+    pub(super) fn wait(&mut self, leave: u32) -> Option<u32> {
+        let done = self.groups.len().saturating_sub(leave as usize);
+        self.groups.drain(..done).flatten().max()
     }
 }
 

@@ -3,13 +3,14 @@
 use super::access::{by_space, shared_place};
 use super::gang::Context;
 use super::global;
+use super::order;
 use super::regs::{LANES, Mask, WideRow};
 use super::rows::{Done, addresses, check_address_taint, get, put, set_taint, taint_of, trouble};
 use super::shared::{Shared, Who};
 use super::warp::{Warp, try_each};
 use crate::fault::FaultKind;
 use crate::memory::Allocation;
-use crate::program::{Atomic, AtomicKind, Where};
+use crate::program::{Atomic, AtomicKind, Strength, Where};
 use crate::ptx::ast::Type;
 use crate::stats::Counts;
 use half::{bf16, f16};
@@ -163,7 +164,14 @@ pub(super) fn atomic(
                     let memory = &mut shared[owner];
                     let who = Who { id: warp.id, clocks, sync: warp.sync, lane: l, several: false };
                     if cx.shared_checks {
-                        memory.check_write(offset, total as usize, who, cx.options, false, true)?;
+                        memory.check_write(
+                            offset,
+                            total as usize,
+                            who,
+                            cx.options,
+                            false,
+                            Strength::Strong,
+                        )?;
                         if cx.options.uninitialized_shared != crate::options::Uninitialized::Off
                             && a.kind != AtomicKind::Exchange
                             && !memory.is_written(offset, total as usize)
@@ -196,6 +204,8 @@ pub(super) fn atomic(
             }
         }
     }
+    order::seen(cx, warp, shared, mask, &at, a.space, a.acquire);
+    order::shown(cx, warp, shared, mask, &at, a.space, a.release);
     if let Some(rows) = &a.old {
         for (row, old) in rows.iter().zip(&old) {
             put(warp, *row, old, mask);

@@ -10,7 +10,7 @@ use super::warp::{Warp, try_each};
 use crate::driver::tensor_map::TensorMap;
 use crate::fault::FaultKind;
 use crate::memory::Allocation;
-use crate::program::{AddressRow, Bulk};
+use crate::program::{AddressRow, Bulk, Strength};
 use std::sync::Arc;
 
 /// A copy to shared memory that has not arrived.
@@ -24,6 +24,8 @@ pub(super) struct Pending {
     pub mbarrier: (usize, usize),
     /// Bytes it is told of.
     pub bytes: u32,
+    /// When it was issued, in the time of bulk copies.
+    pub tick: u32,
 }
 
 impl Gang {
@@ -76,7 +78,8 @@ impl Gang {
                     targets,
                 );
             }
-            let data = self.read_shared(cx, warp, from[l], bytes, l)?;
+            let grouped = b.to_space != crate::program::Where::Cluster;
+            let data = self.read_shared(cx, warp, from[l], bytes, l, grouped)?;
             match b.to_space {
                 crate::program::Where::Cluster => {
                     let (block, _) = shared_place(cx, &self.shared, warp.block, to[l], 16, l)?;
@@ -116,6 +119,7 @@ impl Gang {
         let (addressed, offset) = shared_place(cx, &self.shared, warp.block, to, 16, lane)?;
         let (own, barrier) = shared_place(cx, &self.shared, warp.block, mbarrier, 8, lane)?;
         let first = warp.block / cx.cluster_size * cx.cluster_size;
+        self.ticks += 1;
         for rank in (0..cx.cluster_size).filter(|r| targets >> r & 1 == 1) {
             // Without multicast the address itself says which block.
             let alone = targets.count_ones() == 1 && rank == warp.block - first;
@@ -136,8 +140,16 @@ impl Gang {
                 }
                 if cx.shared_checks {
                     let who = Who::of(warp, lane);
-                    self.shared[block].check_write(place, data.len(), who, cx.options, false, false)?;
+                    self.shared[block].check_write(
+                        place,
+                        data.len(),
+                        who,
+                        cx.options,
+                        false,
+                        Strength::Weak,
+                    )?;
                     self.shared[block].flight(place, data.len(), true);
+                    self.shared[block].written_by_copy(place, data.len(), self.ticks);
                 }
                 placed.push((place, data.clone()));
             }
@@ -149,7 +161,13 @@ impl Gang {
                     format!("there is no mbarrier at shared offset {barrier}"),
                 );
             }
-            self.bulk.push(Pending { block, pieces: placed, mbarrier: (told, barrier), bytes });
+            self.bulk.push(Pending {
+                block,
+                pieces: placed,
+                mbarrier: (told, barrier),
+                bytes,
+                tick: self.ticks,
+            });
         }
         Ok(())
     }
@@ -172,6 +190,7 @@ impl Gang {
             let (block, at) = p.mbarrier;
             if let Some(m) = self.shared[block].mbarriers.get_mut(&(at as u32)) {
                 m.bytes -= i64::from(p.bytes);
+                m.learn_of_copies(p.tick);
                 m.advance();
             }
             self.wake_mbarrier(out.as_deref_mut(), block, at);
@@ -179,13 +198,15 @@ impl Gang {
         any
     }
 
+    /// What a bulk copy reads. `grouped`: it reads until its group is waited for.
     fn read_shared(
         &mut self,
         cx: &Context<'_>,
-        warp: &Warp,
+        warp: &mut Warp,
         from: u64,
         bytes: u32,
         lane: usize,
+        grouped: bool,
     ) -> Done<Vec<u8>> {
         let (block, at) = shared_place(cx, &self.shared, warp.block, from, 16, lane)?;
         if at + bytes as usize > cx.shared_bytes as usize {
@@ -203,7 +224,12 @@ impl Gang {
             let mut options = *cx.options;
             // One thread sends what many wrote: lanes of its own warp are ordered by the proxy fence.
             options.warp_races = false;
-            memory.check_read(at, bytes as usize, Who::of(warp, lane), &options)?;
+            memory.check_read(at, bytes as usize, Who::of(warp, lane), &options, Strength::Weak)?;
+            if grouped {
+                self.ticks += 1;
+                memory.read_by_copy(at, bytes as usize, self.ticks);
+                warp.sources.start(self.ticks);
+            }
         }
         Ok(memory.data[at..at + bytes as usize].to_vec())
     }
@@ -258,7 +284,7 @@ impl Gang {
             }
             return self.send(cx, warp, lane, parts, to, total, mbarrier, targets);
         }
-        let data = self.read_shared(cx, warp, from, total.next_multiple_of(16), lane)?;
+        let data = self.read_shared(cx, warp, from, total.next_multiple_of(16), lane, true)?;
         for (i, target) in pieces.iter().enumerate() {
             if let Some(address) = target {
                 let p = place(i);

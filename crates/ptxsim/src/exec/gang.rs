@@ -11,7 +11,10 @@ use crate::options::{Options, Uninitialized};
 use crate::program::Kernel;
 use crate::ptx::ast::Special;
 use crate::stats::Counts;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+/// Bytes of shared memory that the system reserves for itself in every block.
+const RESERVED: u32 = 1024;
 
 /// What all blocks of a launch share.
 #[derive(Debug)]
@@ -23,15 +26,17 @@ pub(super) struct Context<'a> {
     pub options: &'a Options,
     /// Parameters.
     pub params: &'a [u8],
-    /// Static and dynamic shared memory.
+    /// Static and dynamic shared memory, and what the system reserves for kernels that ask where.
     pub shared_bytes: u32,
+    /// Where the reserved part starts. On cards it comes first; here it comes last, and only if it is asked for.
+    pub reserved: u32,
     /// Whether accesses to shared memory are checked at all.
     pub shared_checks: bool,
     /// Blocks of a cluster, 1 without.
     pub cluster_size: usize,
     /// Warps of a block.
     pub warps: usize,
-    /// Lane-instructions so far, by all threads.
+    /// Lane-instructions so far, by all threads, as far as they have reported them.
     pub retired: &'a AtomicU64,
     /// Address of a cooperative grid's workspace, 0 without.
     pub workspace: u64,
@@ -50,6 +55,9 @@ impl<'a> Context<'a> {
     ) -> Self {
         let threads = launch.block.iter().product::<u32>() as usize;
         let o = options;
+        let used = kernel.shared_bytes + launch.dynamic_shared;
+        let asks = kernel.files.specials.iter().any(|(_, s)| matches!(s, Special::ReservedSmemOffset(_)));
+        let reserved = used.next_multiple_of(128);
         Self {
             kernel,
             launch,
@@ -57,7 +65,8 @@ impl<'a> Context<'a> {
             card,
             options,
             params: &launch.params,
-            shared_bytes: kernel.shared_bytes + launch.dynamic_shared,
+            shared_bytes: if asks { reserved + RESERVED } else { used },
+            reserved,
             shared_checks: o.races
                 || o.warp_races
                 || o.in_flight
@@ -146,6 +155,10 @@ pub(super) struct Gang {
     pub counts: Vec<Counts>,
     /// Latest time of any warp: the next gang starts behind it.
     time: u32,
+    /// Time of bulk copies: one more for each.
+    pub(super) ticks: u32,
+    /// Lane-instructions that `Context::retired` lacks.
+    pub(super) unreported: u64,
     /// State of the generator that shuffles warps.
     shuffle: u64,
     /// Times in a row that waits were answered with "not yet" because nothing could run.
@@ -186,7 +199,9 @@ impl Gang {
                 self.answer_waits_or_report(cx)?;
             }
         }
-        self.time = self.warps.iter().flat_map(|w| &w.clocks).copied().max().unwrap_or(0).max(self.time);
+        cx.retired.fetch_add(std::mem::take(&mut self.unreported), Relaxed);
+        let times = self.warps.iter().flat_map(|w| w.clocks.iter().chain([&w.sync]));
+        self.time = times.copied().max().unwrap_or(0).max(self.time).max(self.ticks);
         Ok(())
     }
 
@@ -208,7 +223,9 @@ impl Gang {
         let per_block = cx.warps;
         let threads = cx.launch.block.iter().product::<u32>() as usize;
         // Warps of a cluster can share memory; those of other blocks cannot.
-        let clocks = if cx.cluster_size > 1 { cx.cluster_size * per_block } else { per_block };
+        // Bulk copies have a time of their own: whoever issues one does not know that it is done.
+        let clocks = cx.cluster_size * per_block + 1;
+        self.ticks = self.time;
         self.blocks.resize_with(count, Block::default);
         self.shared.resize_with(count, Shared::default);
         self.warps.resize_with(count * per_block, Warp::default);
@@ -238,6 +255,9 @@ impl Gang {
                 .barriers
                 .resize(16, BarrierState { clocks: vec![0; clocks], all: true, ..BarrierState::default() });
             self.shared[b].reset(cx.shared_bytes as usize, cx.kernel.shared_granule, clocks, cx.options);
+            if cx.shared_bytes > cx.reserved {
+                self.shared[b].clear(cx.reserved as usize, (cx.shared_bytes - cx.reserved) as usize);
+            }
             for w in 0..per_block {
                 let warp = &mut self.warps[b * per_block + w];
                 let lanes = (threads - w * LANES).min(LANES);
@@ -257,14 +277,20 @@ impl Gang {
                 warp.clocks.clear();
                 warp.clocks.resize(clocks, self.time);
                 warp.clocks[warp.id] = self.time + 1;
-                warp.sync = 1;
+                warp.published.clear();
+                warp.seen.clear();
+                // Unlike any count that shared memory may remember of earlier blocks.
+                warp.sync = self.time + 1;
                 warp.copies = super::async_copy::Copies::default();
+                warp.sources = super::async_copy::Sources::default();
                 (warp.backs, warp.turn) = (0, 0);
                 let local = cx.kernel.local_bytes as usize * LANES;
                 warp.local.clear();
                 warp.local.resize(local, 0xf5);
                 warp.local_written.clear();
                 warp.local_written.resize(local.div_ceil(64), 0);
+                warp.local_peeked.clear();
+                warp.local_peeked.resize(local.div_ceil(64), 0);
                 registers(cx, warp, block.id, first + b);
             }
         }
@@ -415,7 +441,14 @@ fn special_register(
         Special::LanemaskGe => u64::from(u32::MAX << lane),
         Special::LanemaskGt => u64::from(u32::MAX) & !((2u64 << lane) - 1),
         Special::DynamicSmemSize => launch.dynamic_shared.into(),
-        Special::TotalSmemSize | Special::AggrSmemSize => cx.shared_bytes.into(),
+        Special::TotalSmemSize | Special::AggrSmemSize => {
+            (cx.kernel.shared_bytes + launch.dynamic_shared).into()
+        }
+        Special::ReservedSmemOffset(0 | 3) => cx.reserved.into(),
+        Special::ReservedSmemOffset(1) => (cx.reserved + RESERVED).into(),
+        Special::ReservedSmemOffset(2) => RESERVED.into(),
+        // Cooperative groups keep barriers of tiles of several warps there.
+        Special::ReservedSmemOffset(_) => (cx.reserved + RESERVED / 2).into(),
         // How cooperative groups find the workspace.
         Special::Envreg(1) => cx.workspace >> 32,
         Special::Envreg(2) => cx.workspace & 0xffff_ffff,

@@ -32,6 +32,9 @@ pub struct Launch {
     pub registers: u32,
 }
 
+/// Bytes that blocks which poll may take for checks of shared memory.
+const MOST_SHADOW: usize = 1 << 28;
+
 /// Runs a launch to its end.
 ///
 /// # Errors
@@ -51,20 +54,38 @@ pub fn launch(
     let mut cx = Context::new(kernel, launch, memory, card, options, &retired);
     cx.workspace = workspace.map_or(0, |w| w.base());
     let blocks = launch.grid.iter().map(|g| *g as usize).product::<usize>();
-    let together = if launch.cooperative { blocks } else { cx.cluster_size };
-    let gangs = blocks.div_ceil(together.max(1));
+    let together = together(&cx, blocks).min(blocks).max(1);
+    let gangs = blocks.div_ceil(together);
     // Blocks whose order could be seen run one after the other, or results would change from run to run.
-    let parallel = gangs > 1 && !kernel.ordered && options.threads != 1;
+    let parallel = gangs > 1 && !kernel.ordered && !kernel.polls && options.threads != 1;
     let counts = if parallel {
         in_parallel(&cx, gangs, together, options)?
     } else {
         let mut gang = Gang::default();
-        for n in order(gangs, options) {
-            gang.run(&cx, n * together, together)?;
+        // Who waits for earlier blocks may rely on it that they start earlier.
+        let sequence: Box<dyn Iterator<Item = usize>> =
+            if kernel.polls { Box::new(0..gangs) } else { order(gangs, options) };
+        for n in sequence {
+            gang.run(&cx, n * together, together.min(blocks - n * together))?;
         }
         gang.counts
     };
     Ok(stats(&cx, &counts))
+}
+
+/// Blocks that are resident together. A kernel that polls may wait for other blocks: a card that is idle holds at least one
+/// on each of its multiprocessors.
+fn together(cx: &Context<'_>, blocks: usize) -> usize {
+    if cx.launch.cooperative {
+        return blocks;
+    }
+    if !cx.kernel.polls {
+        return cx.cluster_size;
+    }
+    // What is remembered of shared memory is many times as large as it.
+    let shadow = cx.shared_bytes as usize * (cx.warps * cx.cluster_size + 8);
+    let fit = (MOST_SHADOW / shadow.max(1)).min(cx.card.sms as usize);
+    (fit / cx.cluster_size).max(1) * cx.cluster_size
 }
 
 /// The order in which gangs start.
@@ -135,6 +156,7 @@ fn stats(cx: &Context<'_>, counts: &[Counts]) -> Stats {
         grid: cx.launch.grid,
         block: cx.launch.block,
         shared_bytes: cx.shared_bytes,
+        counters: cx.options.counters,
         ..Stats::default()
     };
     let mut lines: Vec<(String, Counts)> = Vec::new();

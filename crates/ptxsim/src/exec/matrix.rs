@@ -11,7 +11,7 @@ use super::shared::{Shared, Who, wavefronts};
 use super::warp::Warp;
 use crate::fault::FaultKind;
 use crate::memory::SHARED_STRIDE;
-use crate::program::{Matrix, RowRef};
+use crate::program::{Matrix, RowRef, Strength};
 use crate::stats::Counts;
 
 pub(super) fn matrix(
@@ -54,7 +54,7 @@ pub(super) fn matrix(
                 let memory = &mut shared[*owner];
                 if cx.shared_checks {
                     let who = Who { several: true, ..Who::of(warp, 8 * i + r) };
-                    memory.check_write(*offset, 16, who, cx.options, false, false)?;
+                    memory.check_write(*offset, 16, who, cx.options, false, Strength::Weak)?;
                 }
             }
             for (l, source) in source.iter().enumerate() {
@@ -73,9 +73,10 @@ pub(super) fn matrix(
         for (r, (owner, offset)) in rows.iter().enumerate() {
             if cx.shared_checks {
                 let who = Who { several: true, ..Who::of(warp, 8 * i + r) };
-                let tainted = shared[*owner].check_read(*offset, 16, who, cx.options).map_err(|t| {
-                    Box::new(Trouble { message: format!("matrix {i}, row {r}: {}", t.message), ..*t })
-                })?;
+                let tainted =
+                    shared[*owner].check_read(*offset, 16, who, cx.options, Strength::Weak).map_err(|t| {
+                        Box::new(Trouble { message: format!("matrix {i}, row {r}: {}", t.message), ..*t })
+                    })?;
                 tainted_rows |= u8::from(tainted) << r;
             }
         }

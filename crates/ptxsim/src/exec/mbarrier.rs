@@ -41,6 +41,13 @@ impl MbarrierState {
         self.clocks.iter_mut().zip(clocks).for_each(|(a, b)| *a = (*a).max(*b));
     }
 
+    /// Notes that a bulk copy has arrived, in the time of copies: the last of the clocks.
+    pub(super) fn learn_of_copies(&mut self, tick: u32) {
+        if let Some(known) = self.clocks.last_mut() {
+            *known = (*known).max(tick);
+        }
+    }
+
     /// Ends the phase if nothing is missing. Returns whether it did.
     pub(super) fn advance(&mut self) -> bool {
         if self.pending > 0 || self.bytes != 0 {

@@ -2,8 +2,9 @@
 //!
 //! * `launch`: a grid over threads of the host. `gang`: blocks that are resident together, their warps in turn. `warp`:
 //!   lanes that diverge and come together. `run`: one operation after the other.
-//! * `rows`: lanes of a register. `access`, `global`, `shared`, `atomics`, `matrix`: memory. `sync`, `mbarrier`, `async_copy`, `bulk`, `tensor`:
-//!   what waits and what is waited for. `taint`: reads of memory that was never written. `system`: `printf`, `assert`.
+//! * `rows`: lanes of a register. `access`, `global`, `shared`, `atomics`, `matrix`: memory. `sync`, `mbarrier`,
+//!   `async_copy`, `bulk`, `tensor`: what waits and what is waited for. `order`: what fences order. `taint`: reads of
+//!   memory that was never written. `system`: `printf`, `assert`.
 //! * [`regs`]: registers, and what `crate::alu` runs on them.
 
 mod access;
@@ -15,6 +16,7 @@ mod global;
 pub mod launch;
 mod matrix;
 mod mbarrier;
+mod order;
 pub mod regs;
 mod rows;
 mod run;

@@ -13,6 +13,9 @@ use crate::memory::{LOCAL_BASE, PARAM_BASE, SHARED_BASE, SHARED_STRIDE, WINDOW};
 use crate::program::{AddressKind, AddressOp, Move, Need, What, Where, function_index};
 use std::sync::atomic::Ordering::Relaxed;
 
+/// Lane-instructions after which a gang reports them to the launch.
+const REPORT: u64 = 1 << 16;
+
 impl Gang {
     /// Runs a warp until it waits, ends, or has had `quantum` operations.
     pub(super) fn run_warp(&mut self, cx: &Context<'_>, w: usize, quantum: u32) -> Result<(), Box<Fault>> {
@@ -24,7 +27,12 @@ impl Gang {
         if let Err(t) = ran {
             return Err(self.fault(cx, w, at, t.kind, t.lane, t.message));
         }
-        let total = cx.retired.fetch_add(lanes, Relaxed) + lanes;
+        self.unreported += lanes;
+        let total = cx.retired.load(Relaxed) + self.unreported;
+        // Warps that meet at a barrier every few instructions would else take this from other threads all the time.
+        if self.unreported > REPORT {
+            cx.retired.fetch_add(std::mem::take(&mut self.unreported), Relaxed);
+        }
         let limit = cx.options.instruction_limit;
         if limit != 0 && total > limit {
             let lane = self.warps[w].splits.first().map_or(0, |s| Warp::first(s.mask)) as u32;
@@ -241,6 +249,7 @@ impl Gang {
                     return Ok(());
                 }
                 What::Call { target, arguments, returns } => {
+                    check_recursion(cx, &warp.splits[s], pc, *target, run)?;
                     copy_local(cx, warp, run, arguments);
                     if run != mask {
                         self.part(warp, s, pc + 1, mask & !run, run);
@@ -261,6 +270,7 @@ impl Gang {
                             format!("{:#x} is no function that this call can reach", row[lane]),
                         );
                     };
+                    check_recursion(cx, &warp.splits[s], pc, call.target, go)?;
                     copy_local(cx, warp, go, &call.arguments);
                     if go != mask {
                         // Lanes with another function stay; lanes without one go on.
@@ -315,18 +325,33 @@ impl Gang {
                 What::Trap => {
                     return trouble(FaultKind::Trap, Warp::first(run), "the kernel executed a trap");
                 }
+                What::Refused(why) => return trouble(FaultKind::Trap, Warp::first(run), why.to_string()),
                 What::Bulk(b) => {
                     self.bulk_copy(cx, warp, run, b)?;
                     pc += 1;
                 }
                 What::Clock(to) => {
                     // Never the same twice, and it advances with what runs, not with the host's clock.
-                    let now = cx.retired.load(Relaxed) + *lanes;
+                    let now = cx.retired.load(Relaxed) + self.unreported + *lanes;
                     put(warp, *to, &[now; LANES], run);
                     set_taint(warp, *to, 0, run);
                     pc += 1;
                 }
-                What::Nothing | What::Checked | What::BulkCommit | What::BulkWait => pc += 1,
+                What::Fence => {
+                    warp.fence();
+                    pc += 1;
+                }
+                What::BulkCommit => {
+                    warp.sources.commit();
+                    pc += 1;
+                }
+                What::BulkWait { leave } => {
+                    if let Some(tick) = warp.sources.wait(*leave) {
+                        warp.learn_of_copies(tick);
+                    }
+                    pc += 1;
+                }
+                What::Nothing | What::Checked => pc += 1,
             }
             forced = false;
         }
@@ -429,6 +454,24 @@ fn alike<T: PartialEq>(row: &[T; LANES], mask: Mask) -> Mask {
     let mut same = 0;
     each(mask, |l| same |= u32::from(row[l] == *first) << l);
     same
+}
+
+/// Registers and local memory have one place a function. Calls that are known beforehand were looked at when the kernel was
+/// loaded; one through a register may still lead back.
+fn check_recursion(cx: &Context<'_>, split: &Split, pc: u32, target: u32, mask: Mask) -> Done {
+    if !cx.kernel.indirect {
+        return Ok(());
+    }
+    // A frame's place is behind its call.
+    let callers = split.stack.iter().map(|f| f.pc.saturating_sub(1)).chain([pc]);
+    if callers.into_iter().any(|c| cx.kernel.start_of(c) == Some(target)) {
+        return trouble(
+            FaultKind::Trap,
+            Warp::first(mask),
+            "the function called is running already: recursion is not supported",
+        );
+    }
+    Ok(())
 }
 
 /// Copies arguments or return values of some lanes.

@@ -1,14 +1,16 @@
 //! Shared memory of a block, with what is known about every part of it.
 //!
 //! Races: each granule (the smallest access of the kernel) remembers who wrote it last and when each warp read it last,
-//! in the warps' own time. An access is ordered after another if the warp has learned of that time, through a barrier or
-//! an mbarrier (vector clocks, as in FastTrack, Flanagan and Freund 2009; all readers are kept instead of one).
+//! in the warps' own time. An access is ordered after another if the warp has learned of that time, through a barrier, an
+//! mbarrier or what [`super::order`] follows (vector clocks, as in FastTrack, Flanagan and Freund 2009; all readers are
+//! kept instead of one).
 
 use super::mbarrier::MbarrierState;
 use super::regs::Trouble;
 use super::warp::Warp;
 use crate::fault::FaultKind;
 use crate::options::{Options, Uninitialized};
+use crate::program::Strength;
 use std::collections::HashMap;
 
 /// A lane in `last` entries that stands for several.
@@ -25,7 +27,7 @@ struct Touch {
     sync: u32,
     warp: u16,
     lane: u8,
-    atomic: bool,
+    strength: Strength,
 }
 
 /// Shared memory of one block.
@@ -46,6 +48,8 @@ pub(super) struct Shared {
     flights: Vec<u8>,
     /// All of them.
     pub in_flight: usize,
+    /// What strong writes of the cluster have shown, by place: kept with its first block. See [`super::order`].
+    pub signals: HashMap<u64, Vec<u32>>,
     /// By offset.
     pub mbarriers: HashMap<u32, MbarrierState>,
 }
@@ -106,6 +110,7 @@ impl Shared {
         self.flights.resize(if options.in_flight { bytes.div_ceil(4) } else { 0 }, 0);
         self.in_flight = 0;
         self.mbarriers.clear();
+        self.signals.clear();
     }
 
     /// Forgets all times: they are about to start again.
@@ -131,6 +136,12 @@ impl Shared {
     pub(super) fn store(&mut self, at: usize, bytes: u32, value: u64) {
         let n = bytes as usize;
         self.data[at..at + n].copy_from_slice(&value.to_le_bytes()[..n]);
+    }
+
+    /// Writes zeros, as the system does before a block starts.
+    pub(super) fn clear(&mut self, at: usize, bytes: usize) {
+        self.data[at..at + bytes].fill(0);
+        self.mark(at, bytes);
     }
 
     /// Marks bytes as written.
@@ -167,12 +178,13 @@ impl Shared {
         bytes: usize,
         who: Who<'_>,
         options: &Options,
+        strength: Strength,
     ) -> Result<bool, Box<Trouble>> {
         if self.in_flight > 0 {
             self.check_flights(at, bytes, who.lane)?;
         }
         if options.races || options.warp_races {
-            self.note_read(at, bytes, who, options)?;
+            self.note_read(at, bytes, who, options, strength)?;
         }
         if options.uninitialized_shared != Uninitialized::Off && !self.is_written(at, bytes) {
             if options.uninitialized_shared == Uninitialized::Strict {
@@ -184,8 +196,8 @@ impl Shared {
         Ok(false)
     }
 
-    /// Checks a write of bytes and remembers it. `same` says whether it changes nothing, `atomic` that it cannot race with
-    /// other atomics.
+    /// Checks a write of bytes and remembers it. `same` says whether it changes nothing: two threads that write the same
+    /// are no race.
     #[inline]
     pub(super) fn check_write(
         &mut self,
@@ -194,13 +206,13 @@ impl Shared {
         who: Who<'_>,
         options: &Options,
         same: bool,
-        atomic: bool,
+        strength: Strength,
     ) -> Result<(), Box<Trouble>> {
         if self.in_flight > 0 {
             self.check_flights(at, bytes, who.lane)?;
         }
         if options.races || options.warp_races {
-            self.note_write(at, bytes, who, options, same, atomic)?;
+            self.note_write(at, bytes, who, options, same, strength)?;
         }
         Ok(())
     }
@@ -240,8 +252,29 @@ impl Shared {
                 sync: who.sync,
                 warp: who.id as u16,
                 lane: who.mark(),
-                atomic: false,
+                strength: Strength::Weak,
             };
+        }
+    }
+
+    /// A bulk copy that was issued at this tick writes these bytes.
+    pub(super) fn written_by_copy(&mut self, at: usize, bytes: usize, tick: u32) {
+        if self.writers.is_empty() {
+            return;
+        }
+        let warp = (self.warps - 1) as u16;
+        for g in self.granules(at, bytes) {
+            self.writers[g] = Touch { clock: tick, sync: 0, warp, lane: MANY, strength: Strength::Weak };
+        }
+    }
+
+    /// One reads these.
+    pub(super) fn read_by_copy(&mut self, at: usize, bytes: usize, tick: u32) {
+        if self.writers.is_empty() {
+            return;
+        }
+        for g in self.granules(at, bytes) {
+            self.reads[g * self.warps + self.warps - 1] = tick;
         }
     }
 
@@ -258,25 +291,35 @@ impl Shared {
         bytes: usize,
         who: Who<'_>,
         options: &Options,
+        strength: Strength,
     ) -> Result<(), Box<Trouble>> {
         let now = who.clocks[who.id];
         for g in self.granules(at, bytes) {
             let w = self.writers[g];
             if w.clock != 0 {
                 let writer = w.warp as usize;
+                let weaker = w.strength.min(strength);
                 if writer != who.id {
-                    if options.races && w.clock > who.clocks[writer] {
+                    if options.races && weaker == Strength::Weak && w.clock > who.clocks[writer] {
                         return Err(self.race("reads", "wrote", g, &w, who));
                     }
-                } else if options.warp_races && w.sync == who.sync && who.is_other(&w) && w.clock == now {
+                } else if options.warp_races
+                    && weaker < Strength::Strong
+                    && w.sync == who.sync
+                    && who.is_other(&w)
+                {
                     return Err(self.warp_race("reads", "wrote", g, &w, who));
                 }
             }
-            self.reads[g * self.warps + who.id] = now;
-            let r = &mut self.readers[g];
-            let same = r.clock == now && r.warp as usize == who.id && r.sync == who.sync && who.is_other(r);
-            let lane = if same { MANY } else { who.mark() };
-            *r = Touch { clock: now, sync: who.sync, warp: who.id as u16, lane, atomic: false };
+            if strength == Strength::Weak {
+                self.reads[g * self.warps + who.id] = now;
+            }
+            if strength < Strength::Strong {
+                let r = &mut self.readers[g];
+                let same = r.warp as usize == who.id && r.sync == who.sync && who.is_other(r);
+                let lane = if same { MANY } else { who.mark() };
+                *r = Touch { clock: now, sync: who.sync, warp: who.id as u16, lane, strength };
+            }
         }
         Ok(())
     }
@@ -289,22 +332,22 @@ impl Shared {
         who: Who<'_>,
         options: &Options,
         same: bool,
-        atomic: bool,
+        strength: Strength,
     ) -> Result<(), Box<Trouble>> {
         let now = who.clocks[who.id];
         for g in self.granules(at, bytes) {
             let w = self.writers[g];
-            if w.clock != 0 && !(w.atomic && atomic) {
+            if w.clock != 0 && !same {
                 let writer = w.warp as usize;
+                let weaker = w.strength.min(strength);
                 if writer != who.id {
-                    if options.races && w.clock > who.clocks[writer] {
+                    if options.races && weaker == Strength::Weak && w.clock > who.clocks[writer] {
                         return Err(self.race("writes", "wrote", g, &w, who));
                     }
                 } else if options.warp_races
-                    && !same
+                    && weaker < Strength::Strong
                     && w.sync == who.sync
                     && who.is_other(&w)
-                    && w.clock == now
                 {
                     return Err(self.warp_race("writes", "wrote", g, &w, who));
                 }
@@ -321,7 +364,6 @@ impl Shared {
             let r = self.readers[g];
             if options.warp_races
                 && !same
-                && r.clock == now
                 && r.warp as usize == who.id
                 && r.sync == who.sync
                 && who.is_other(&r)
@@ -329,7 +371,7 @@ impl Shared {
                 return Err(self.warp_race("writes", "read", g, &r, who));
             }
             self.writers[g] =
-                Touch { clock: now, sync: who.sync, warp: who.id as u16, lane: who.mark(), atomic };
+                Touch { clock: now, sync: who.sync, warp: who.id as u16, lane: who.mark(), strength };
         }
         Ok(())
     }
@@ -337,10 +379,17 @@ impl Shared {
     #[cold]
     fn race(&self, does: &str, did: &str, g: usize, other: &Touch, who: Who<'_>) -> Box<Trouble> {
         let at = g * self.granule as usize;
-        let message = format!(
-            "warp {} {does} shared offset {at}, which warp {} {did}, and no barrier orders them",
-            who.id, other.warp
-        );
+        let message = if other.warp as usize == self.warps - 1 {
+            format!(
+                "warp {} {does} shared offset {at}, which a bulk copy {did} that it has not waited for",
+                who.id
+            )
+        } else {
+            format!(
+                "warp {} {does} shared offset {at}, which warp {} {did}, and no barrier orders them",
+                who.id, other.warp
+            )
+        };
         trouble(FaultKind::Race, who.lane, message)
     }
 

@@ -9,7 +9,7 @@ use super::rows::{Done, addresses, check_address_taint, put, taint_of, trouble};
 use super::shared::Who;
 use super::warp::{Wait, Warp, each, try_each};
 use crate::fault::FaultKind;
-use crate::program::{AsyncCopy, Barrier, Mbarrier, Reduce};
+use crate::program::{AsyncCopy, Barrier, Mbarrier, Reduce, Strength};
 use crate::stats::Counts;
 
 /// Whether the split that ran goes on.
@@ -26,6 +26,8 @@ impl Gang {
     pub(super) fn barrier(&mut self, warp: &mut Warp, mask: Mask, b: &Barrier) -> Done<Next> {
         let lane = Warp::first(mask);
         let id = warp.regs.narrow[b.id as usize][lane];
+        // It orders all accesses before it, those that others saw by polling too.
+        warp.fence();
         if id >= 16 {
             return trouble(FaultKind::Trap, lane, format!("there are barriers 0 to 15, not {id}"));
         }
@@ -273,7 +275,7 @@ impl Gang {
             let memory = &mut self.shared[owner];
             if cx.shared_checks {
                 let who = Who { id: warp.id, clocks: &warp.clocks, sync: warp.sync, lane: l, several: false };
-                memory.check_write(offset, c.bytes as usize, who, cx.options, false, false)?;
+                memory.check_write(offset, c.bytes as usize, who, cx.options, false, Strength::Weak)?;
                 memory.flight(offset, c.bytes as usize, true);
             }
             copies.push(Copy { lane: l as u8, to: offset as u32, bytes: c.bytes as u8, data, tainted });
@@ -347,7 +349,7 @@ impl Gang {
                     }
                     let memory = &mut self.shared[block];
                     if cx.shared_checks {
-                        memory.check_write(at, 8, Who::of(warp, l), cx.options, true, false)?;
+                        memory.check_write(at, 8, Who::of(warp, l), cx.options, true, Strength::Weak)?;
                     }
                     memory.store(at, 8, 0x6d62_6172_0000_0000 | u64::from(n));
                     memory.mark(at, 8);

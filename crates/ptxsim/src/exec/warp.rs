@@ -1,6 +1,6 @@
 //! Warps: lanes that advance together, and apart after a divergent branch.
 
-use super::async_copy::Copies;
+use super::async_copy::{Copies, Sources};
 use super::regs::{LANES, Mask, Regs, Trouble};
 use crate::program::{Kernel, Move};
 use std::sync::Arc;
@@ -66,16 +66,24 @@ pub(super) struct Warp {
     pub index: usize,
     /// Its index in `clocks`.
     pub id: usize,
-    /// Vector clock: for every warp it can share memory with, the latest time known.
+    /// Vector clock: for every warp it can share memory with, and for bulk copies, the latest time known.
     pub clocks: Vec<u32>,
+    /// What it knew at its last fence: strong writes since then show it. Empty: no fence yet.
+    pub published: Vec<u32>,
+    /// What strong reads have shown and no fence has taken over yet. Empty: nothing.
+    pub seen: Vec<u32>,
     /// Counts synchronisations inside the warp.
     pub sync: u32,
     /// Local memory of the lanes, one after the other.
     pub local: Vec<u8>,
     /// One bit a byte of it: written.
     pub local_written: Vec<u64>,
+    /// One bit a byte of it: read since the block started, and not written before.
+    pub local_peeked: Vec<u64>,
     /// `cp.async` and bulk groups.
     pub copies: Copies,
+    /// Bulk copies that read shared memory.
+    pub sources: Sources,
     /// Back edges since another part had a turn.
     pub backs: u32,
     /// Operations left of a turn out of order.
@@ -184,6 +192,21 @@ impl Warp {
     pub(super) fn release(&mut self) {
         self.clocks[self.id] += 1;
         self.sync += 1;
+    }
+
+    /// Learns that bulk copies up to a tick of theirs have finished. Their time is the last of the clocks.
+    pub(super) fn learn_of_copies(&mut self, tick: u32) {
+        if let Some(known) = self.clocks.last_mut() {
+            *known = (*known).max(tick);
+        }
+    }
+
+    /// A fence: what strong reads have shown counts now, and strong writes from now on show what happened before.
+    pub(super) fn fence(&mut self) {
+        self.clocks.iter_mut().zip(&self.seen).for_each(|(mine, seen)| *mine = (*mine).max(*seen));
+        self.seen.clear();
+        self.published.clone_from(&self.clocks);
+        self.clocks[self.id] += 1;
     }
 
     /// Learns what happened before.

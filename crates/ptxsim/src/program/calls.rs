@@ -5,8 +5,16 @@ use super::{FUNCTION_BASE, FUNCTION_STRIDE, Image};
 use crate::ptx::ast::Operand;
 use std::collections::HashMap;
 
-/// The kernel and the functions that it may call, itself first.
-pub(super) fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> {
+/// The functions that a kernel may call.
+pub(super) struct Reached {
+    /// By index, the kernel first.
+    pub functions: Vec<usize>,
+    /// From here on functions are called through tables only, if at all: destructors of every class with virtual ones.
+    pub by_table: usize,
+}
+
+/// The functions that the kernel may call.
+pub(super) fn reach(image: &Image, kernel: usize) -> Result<Reached, String> {
     let module = &image.module;
     let by_name: HashMap<&str, usize> = module
         .functions
@@ -19,6 +27,7 @@ pub(super) fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> 
     let mut edges: Vec<(usize, usize)> = Vec::new();
     let mut at = 0;
     let mut indirect = false;
+    let mut by_table = None;
     while at < reached.len() {
         let from = reached[at];
         at += 1;
@@ -37,6 +46,7 @@ pub(super) fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> 
         }
         if at == reached.len() && indirect {
             // Any function whose address stands in a table may be called.
+            by_table.get_or_insert(at);
             for v in &module.variables {
                 let relocations = v.init.iter().flat_map(|i| &i.relocations);
                 for to in relocations.filter_map(|r| by_name.get(r.symbol.as_str())) {
@@ -75,7 +85,7 @@ pub(super) fn reach(image: &Image, kernel: usize) -> Result<Vec<usize>, String> 
             }
         }
     }
-    Ok(reached)
+    Ok(Reached { by_table: by_table.unwrap_or(reached.len()), functions: reached })
 }
 
 /// The function whose address this is.

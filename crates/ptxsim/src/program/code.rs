@@ -80,8 +80,12 @@ pub(crate) enum What {
     Exit,
     /// `trap`
     Trap,
-    /// Nothing that can be seen here (`nanosleep`, `prefetch`, fences are counted).
+    /// Something that is not supported, in a function that is rarely called.
+    Refused(Box<str>),
+    /// Nothing that can be seen here (`nanosleep`, `prefetch`).
     Nothing,
+    /// `fence`, `membar` between threads.
+    Fence,
     /// `ld`
     Load(Box<Access>),
     /// `st`
@@ -128,8 +132,11 @@ pub(crate) enum What {
     Bulk(Box<Bulk>),
     /// `cp.async.bulk.commit_group`
     BulkCommit,
-    /// `cp.async.bulk.wait_group`
-    BulkWait,
+    /// `cp.async.bulk.wait_group n`
+    BulkWait {
+        /// Groups that may stay open.
+        leave: u32,
+    },
     /// `cvta`, `isspacep`, `mapa`, `getctarank`
     Address(Box<AddressOp>),
     /// `clock`, `globaltimer`
@@ -247,8 +254,27 @@ pub(crate) struct Access {
     pub signed: bool,
     /// Bits of the destination registers (loads).
     pub register_bits: u32,
-    /// `.relaxed`, `.acquire`, `.volatile` …: ordered with others, no race.
-    pub strong: bool,
+    /// How it takes part in the memory model.
+    pub strength: Strength,
+    /// `.acquire`
+    pub acquire: bool,
+    /// `.release`
+    pub release: bool,
+    /// A store of what bitwise operations made: of a bit-field, maybe.
+    pub inserts: bool,
+}
+
+/// How an access takes part in the memory model. PTX ISA 8.2.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Strength {
+    /// Races with all others.
+    #[default]
+    Weak,
+    /// `.volatile`: does not race with strong accesses of other warps. Lanes of one warp are another matter: code that
+    /// relied on them advancing together used it too.
+    Volatile,
+    /// `.relaxed`, `.acquire`, `.release`, atomics.
+    Strong,
 }
 
 /// Kinds of atomic operations.
@@ -293,6 +319,10 @@ pub(crate) struct Atomic {
     pub sources: Box<[RowRef]>,
     /// Elements: 1, or 2, 4, 8 of vector forms.
     pub elements: u32,
+    /// `.acquire`, `.acq_rel`
+    pub acquire: bool,
+    /// `.release`, `.acq_rel`
+    pub release: bool,
 }
 
 /// `bar`, `barrier`.
@@ -531,9 +561,20 @@ pub struct Kernel {
     pub(crate) shared_granule: u32,
     /// Blocks must run in order: what atomics return, or in which order they add floats, could be seen.
     pub(crate) ordered: bool,
+    /// It reads memory again and again that others may write meanwhile: it waits for them.
+    pub(crate) polls: bool,
+    /// It calls through registers.
+    pub(crate) indirect: bool,
+    /// First operation of each function, in order.
+    pub(crate) starts: Vec<Pc>,
 }
 
 impl Kernel {
+    /// First operation of the function that an operation is part of.
+    pub(crate) fn start_of(&self, pc: Pc) -> Option<Pc> {
+        self.starts.get(self.starts.partition_point(|s| *s <= pc).checked_sub(1)?).copied()
+    }
+
     /// Whether control may come from one operation to another of the same function; it may have run both.
     pub(crate) fn leads_to(&self, from: Pc, to: Pc) -> bool {
         let mut seen = std::collections::HashSet::new();

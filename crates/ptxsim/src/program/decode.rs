@@ -1,6 +1,6 @@
 //! A kernel and all it calls, to one list of operations.
 
-use super::calls::reach;
+use super::calls::{Reached, reach};
 use super::code::*;
 use super::operands::{Layout, Place, Rows, flatten, literal};
 use super::plan::{branch_targets, label, plan};
@@ -38,7 +38,7 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
     let index = module.functions.iter().position(|f| f.kernel && !f.declaration && f.name == name);
     let index = index.ok_or_else(|| LoadError::NotFound(name.to_string()))?;
     let one = |e: String| LoadError::Unsupported(vec![format!("{name}: {e}")]);
-    let reached = reach(image, index).map_err(one)?;
+    let Reached { functions: reached, by_table } = reach(image, index).map_err(one)?;
     let layout = Layout::new(image, &reached).map_err(one)?;
 
     let mut rows = Rows::default();
@@ -64,7 +64,7 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
 
     let (mut code, mut locations, mut names, mut flows, mut order) = (vec![], vec![], vec![], vec![], vec![]);
     let mut interned: HashMap<String, Arc<str>> = HashMap::new();
-    for f in &reached {
+    for (position, f) in reached.iter().enumerate() {
         let function = &module.functions[*f];
         let mut decoder = Decoder {
             image,
@@ -81,9 +81,18 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
         for (i, instruction) in function.body.iter().enumerate() {
             decoder.flow = Flow::default();
             match decoder.instruction(instruction) {
-                Ok(decoded) => code.push(decoded),
+                Ok(mut decoded) => {
+                    if let What::Store(a) = &mut decoded.what {
+                        a.inserts = inserts(&function.body[..i], instruction);
+                    }
+                    code.push(decoded);
+                }
                 Err(e) => {
-                    if problems.len() < 1000 {
+                    let mut what = What::Trap;
+                    if position >= by_table {
+                        // Most such functions are never called: refused only if it comes to that.
+                        what = What::Refused(e.into());
+                    } else if problems.len() < 1000 {
                         problems.push(format!(
                             "{} in {}, PTX line {}: {e}",
                             instruction.name(),
@@ -91,7 +100,7 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
                             instruction.location.ptx_line
                         ));
                     }
-                    code.push(Code { guard: None, what: What::Trap, class: Class::Other, leader: true });
+                    code.push(Code { guard: None, what, class: Class::Other, leader: true });
                 }
             }
             flows.push(std::mem::take(&mut decoder.flow));
@@ -124,6 +133,9 @@ pub(super) fn kernel(image: &Image, name: &str, card: &Card, options: &Options) 
         limits: function.limits,
         shared_granule: granule(&code),
         ordered: code.iter().any(is_ordered),
+        polls: polls(&code),
+        indirect: code.iter().any(|c| matches!(c.what, What::CallIndirect { .. })),
+        starts: reached.iter().filter_map(|f| starts.get(f)).map(|s| *s as Pc).collect(),
         code,
         locations,
         names,
@@ -155,6 +167,52 @@ fn mark_leaders(code: &mut [Code], starts: &HashMap<usize, usize>) {
     code.iter_mut().zip(leader).for_each(|(c, l)| c.leader = l);
 }
 
+/// Longest loop around an atomic that counts as waiting: locks are taken by short ones.
+const SPIN: usize = 12;
+
+/// Whether a loop reads global memory in a way that sees what others write.
+fn polls(code: &[Code]) -> bool {
+    let global = |space: Where| matches!(space, Where::Global | Where::Generic);
+    let backwards = code.iter().enumerate().filter_map(|(end, c)| match c.what {
+        What::Branch(to) if to as usize <= end => Some((to as usize, end)),
+        _ => None,
+    });
+    // The longest loop that starts at each place covers the shorter ones.
+    let mut ends = vec![0; code.len()];
+    let mut spin = vec![false; code.len()];
+    for (start, end) in backwards {
+        ends[start] = end.max(ends[start]);
+        if end - start <= SPIN {
+            spin[start..=end].fill(true);
+        }
+    }
+    let mut reaches = 0;
+    code.iter().enumerate().any(|(at, c)| {
+        reaches = ends[at].max(reaches);
+        match &c.what {
+            What::Load(a) => global(a.space) && a.strength != Strength::Weak && at < reaches,
+            What::Atomic(a) => global(a.space) && a.old.is_some() && spin[at],
+            _ => false,
+        }
+    })
+}
+
+/// Whether a store writes what bitwise operations made, as compilers write a bit-field.
+fn inserts(before: &[Instruction], store: &Instruction) -> bool {
+    let Some(&Operand::Register(mut r)) = store.operands.get(1) else { return false };
+    for i in before.iter().rev().take(8) {
+        if i.operands.first() != Some(&Operand::Register(r)) {
+            continue;
+        }
+        match (&*i.opcode, i.operands.get(1)) {
+            ("and" | "or" | "lop3" | "bfi", _) => return true,
+            ("mov" | "cvt", Some(Operand::Register(from))) => r = *from,
+            _ => return false,
+        }
+    }
+    false
+}
+
 /// The smallest element that reaches shared memory, at most 4 bytes.
 fn granule(code: &[Code]) -> u32 {
     let shared = |w: Where| matches!(w, Where::Shared | Where::Cluster | Where::Generic);
@@ -177,7 +235,9 @@ fn is_ordered(c: &Code) -> bool {
             matches!(a.space, Where::Global | Where::Generic)
                 && (a.old.is_some() || float && a.kind == AtomicKind::Add)
         }
-        What::Load(a) | What::Store(a) => a.strong && matches!(a.space, Where::Global | Where::Generic),
+        What::Load(a) | What::Store(a) => {
+            a.strength == Strength::Strong && matches!(a.space, Where::Global | Where::Generic)
+        }
         What::Bulk(b) => b.reduce.is_some(),
         What::Clock(_) => true,
         _ => false,

@@ -131,8 +131,12 @@ impl Decoder<'_> {
         })
     }
 
-    fn strong(i: &Instruction) -> bool {
-        ["relaxed", "acquire", "release", "mmio"].iter().any(|m| i.has(m))
+    fn strength(i: &Instruction) -> Strength {
+        match () {
+            () if ["relaxed", "acquire", "release", "mmio"].iter().any(|m| i.has(m)) => Strength::Strong,
+            () if i.has("volatile") => Strength::Volatile,
+            () => Strength::Weak,
+        }
     }
 
     fn element(i: &Instruction) -> Result<(Type, u32), String> {
@@ -198,7 +202,10 @@ impl Decoder<'_> {
             rows: rows.into(),
             signed: ty.is_signed(),
             register_bits,
-            strong: Self::strong(i),
+            strength: Self::strength(i),
+            acquire: i.has("acquire"),
+            release: i.has("release"),
+            inserts: false,
         };
         Ok((What::Load(Box::new(access)), Self::access_class(space, true)))
     }
@@ -232,7 +239,10 @@ impl Decoder<'_> {
             rows: rows.into(),
             signed: false,
             register_bits: ty.bits(),
-            strong: Self::strong(i),
+            strength: Self::strength(i),
+            acquire: i.has("acquire"),
+            release: i.has("release"),
+            inserts: false,
         };
         Ok((What::Store(Box::new(access)), Self::access_class(space, false)))
     }
@@ -311,10 +321,9 @@ impl Decoder<'_> {
         self.flow.to = old.clone().unwrap_or_default();
         self.flow.from = sources.clone().into();
         let sources = sources.into();
-        Ok((
-            What::Atomic(Box::new(Atomic { space, address, kind, ty, old, sources, elements })),
-            Class::Atomic,
-        ))
+        let (acquire, release) = (i.has("acquire") || i.has("acq_rel"), i.has("release") || i.has("acq_rel"));
+        let atomic = Atomic { space, address, kind, ty, old, sources, elements, acquire, release };
+        Ok((What::Atomic(Box::new(atomic)), Class::Atomic))
     }
 
     fn matrix(&mut self, i: &Instruction) -> Result<(What, Class), String> {

@@ -23,7 +23,13 @@ impl Decoder<'_> {
                 (What::ClusterBarrier { arrive, aligned: i.has("aligned") }, Class::Barrier)
             }
             "bar" | "barrier" => (self.barrier(i)?, Class::Barrier),
-            "membar" | "fence" => (What::Nothing, Class::Barrier),
+            // Between proxies, and for what mbarrier.init wrote: nothing is out of order here.
+            "membar" | "fence"
+                if i.modifiers.iter().any(|m| m.starts_with("proxy") || &**m == "mbarrier_init") =>
+            {
+                (What::Nothing, Class::Barrier)
+            }
+            "membar" | "fence" => (What::Fence, Class::Barrier),
             "nanosleep" | "pmevent" => (What::Nothing, Class::Other),
             "griddepcontrol" | "setmaxnreg" => (What::Checked, Class::Other),
             "mbarrier" => (self.mbarrier(i)?, Class::Barrier),
@@ -209,8 +215,7 @@ impl Decoder<'_> {
             return Ok(What::BulkCommit);
         }
         if i.has("wait_group") {
-            Self::integer(i.operands.first())?;
-            return Ok(What::BulkWait);
+            return Ok(What::BulkWait { leave: Self::integer(i.operands.first())? });
         }
         if i.has("prefetch") {
             return Ok(What::Nothing);

@@ -31,8 +31,9 @@ pub(super) fn scalar(name: &str) -> Option<Special> {
         "%aggr_smem_size" => S::AggrSmemSize,
         "%reserved_smem_offset_begin" => S::ReservedSmemOffset(0),
         "%reserved_smem_offset_end" => S::ReservedSmemOffset(1),
-        "%reserved_smem_offset_2" => S::ReservedSmemOffset(2),
-        "%reserved_smem_offset_cap" => S::ReservedSmemOffset(3),
+        "%reserved_smem_offset_cap" => S::ReservedSmemOffset(2),
+        "%reserved_smem_offset_0" => S::ReservedSmemOffset(3),
+        "%reserved_smem_offset_1" => S::ReservedSmemOffset(4),
         "%current_graph_exec" => S::CurrentGraphExec,
         "WARP_SZ" => S::WarpSize,
         _ => {

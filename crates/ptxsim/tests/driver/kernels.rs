@@ -90,6 +90,22 @@ fn counters_belong_to_the_thread_that_launched() {
     assert_eq!(own[0].grid, [2, 1, 1]);
 }
 
+/// A test that wants no bank conflicts must not pass because none were counted.
+#[test]
+fn stats_without_counters_are_no_measurement() {
+    let (_exclusive, context) = session();
+    let simulator = ensure_simulator();
+    let kernel = load(&context).load_function("nothing").unwrap();
+    simulator.take_stats();
+    for counters in [true, false] {
+        let options = Options { counters, ..Options::default() };
+        simulator.with_options(&options, || assert_eq!(bare(&kernel, [1; 3], [32, 1, 1], 0), 0));
+        context.default_stream().synchronize().unwrap();
+        let taken = std::panic::catch_unwind(|| simulator.take_stats());
+        assert_eq!(taken.map(|all| all[0].counters).ok(), counters.then_some(true));
+    }
+}
+
 #[test]
 fn arguments_have_their_declared_places() {
     let (_exclusive, context) = session();

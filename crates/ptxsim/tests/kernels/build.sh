@@ -8,7 +8,7 @@ ptx() { # name, architecture, name of the result
     $NVCC -ptx -lineinfo -std=c++17 -arch="sm_$2" "$1.cu" -o "$3.ptx"
     sed -i -E 's|(\.file[[:space:]]+[0-9]+ )".*/([^/"]*)"|\1"\2"|' "$3.ptx"
 }
-for name in basic half softmax gemm cooperative checks assert; do ptx $name 80 $name; done
+for name in basic half softmax gemm cooperative checks assert order tables; do ptx $name 80 $name; done
 ptx fp8 89 fp8
 ptx cluster 90 cluster
 ptx bulk 90 bulk

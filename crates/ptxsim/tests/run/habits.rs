@@ -125,3 +125,46 @@ fn unknown_instructions_are_named_all_at_once() {
     }
     assert_eq!(e.lines().count(), 3, "{e}");
 }
+
+/// A bit-field of one bit in a word of local memory that nobody wrote, as compilers put it there; and a sum into one.
+const FIELD: &str = r"
+.version 7.0
+.target sm_80
+.address_size 64
+.visible .entry field(.param .u64 out, .param .u32 sum)
+{
+    .local .align 8 .b8 word[8];
+    .reg .b32 %r<8>; .reg .b64 %d<4>; .reg .pred %p<4>;
+    ld.param.u64 %d0, [out];
+    ld.param.u32 %r0, [sum];
+    setp.ne.u32 %p0, %r0, 0;
+    ld.local.u32 %r1, [word];
+    and.b32 %r2, %r1, -2;
+    or.b32 %r3, %r2, 1;
+    add.u32 %r4, %r1, 1;
+    @!%p0 st.local.u32 [word], %r3;
+    @%p0 st.local.u32 [word], %r4;
+    ld.local.u32 %r5, [word];
+    and.b32 %r6, %r5, 1;
+    setp.ne.u32 %p1, %r6, 0;
+    @!%p1 bra DONE;
+    st.global.u32 [%d0], 7;
+DONE:
+    ret;
+}";
+
+#[test]
+fn bit_fields_of_fresh_local_words() {
+    let mut sim = Sim::of(FIELD, 80);
+    for options in variants() {
+        sim.options = options;
+        let out = sim.put(&[0i32]);
+        sim.run("field", 1, 1, &[out, Arg::I32(0)]).unwrap_or_else(|f| panic!("{f}"));
+        assert_eq!(sim.get::<i32>(out, 1), [7]);
+        if options.uninitialized_shared == ptxsim::options::Uninitialized::Off {
+            continue;
+        }
+        let f = sim.run("field", 1, 1, &[out, Arg::I32(1)]).unwrap_err();
+        assert_eq!(f.kind, ptxsim::fault::FaultKind::Uninitialized, "{f}");
+    }
+}

@@ -37,6 +37,35 @@ fn bulk_copies_tell_an_mbarrier() {
     }
 }
 
+#[test]
+fn copies_are_ordered_by_what_they_tell() {
+    let mut sim = Sim::new("bulk", 90);
+    for options in variants() {
+        sim.options = options;
+        for tiles in [1, 3, 10] {
+            let x: Vec<i32> = (0..96 * tiles).map(|i| i * i % 1009).collect();
+            let (dx, out) = (sim.put(&x), sim.space(4 * 96));
+            sim.run("good_ring", 1, 128, &[dx, out, Arg::I32(tiles)]).unwrap_or_else(|f| panic!("{f}"));
+            let want: Vec<i32> = (0..96).map(|i| x.iter().skip(i).step_by(96).sum()).collect();
+            assert_eq!(sim.get::<i32>(out, 96), want);
+            if !sim.options.races {
+                continue;
+            }
+            let f = kind(sim.run("bad_ring", 1, 128, &[dx, out, Arg::I32(tiles)]));
+            // On its way, or not even issued.
+            assert!(matches!(f, FaultKind::Race | FaultKind::InFlight | FaultKind::Uninitialized), "{f:?}");
+        }
+        let out = sim.space(4 * 640);
+        sim.run("good_send", 1, 64, &[out, Arg::I32(10)]).unwrap_or_else(|f| panic!("{f}"));
+        assert_eq!(sim.get::<i32>(out, 640), (0..640).collect::<Vec<i32>>());
+        if !sim.options.races {
+            continue;
+        }
+        let f = sim.run("bad_send", 1, 64, &[out, Arg::I32(10)]).unwrap_err();
+        assert!(f.kind == FaultKind::Race && f.message.contains("bulk copy"), "{f}");
+    }
+}
+
 /// A box of 16 x 8 f32 at (c0, c1) of a tensor, to `out` as it lies in shared memory, and back to a second tensor.
 const TILE: &str = r"
 .version 8.0

@@ -6,4 +6,5 @@ mod counters;
 mod habits;
 mod hopper;
 mod matrix;
+mod order;
 mod support;
