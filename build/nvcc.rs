@@ -93,9 +93,13 @@ impl Compiler {
         }
         // Contraction would change the last bit of what the CPU computes; nothing flushes subnormals to 0.
         let mut flags: Vec<String> =
-            ["-fatbin", "-std=c++17", "-O3", "-lineinfo", "-Ikernels", "-fmad=false", "-Xptxas", "-v"]
+            ["-fatbin", "-std=c++17", "-O3", "-Ikernels", "-fmad=false", "-Xptxas", "-v"]
                 .map(String::from)
                 .into();
+        // Line tables follow the profile's debug information: they are half of an image.
+        if env::var("DEBUG").is_ok_and(|d| d != "false" && d != "0") {
+            flags.push("-lineinfo".into());
+        }
         if version >= (12, 9) {
             flags.push("--compress-mode=size".into());
         }

@@ -97,7 +97,12 @@ const CUDA_PARTS: [(&str, &[&str], &[(&str, &str)], bool); 6] = [
         true,
     ),
     ("CUDA", &CUDA_TESTS, &[], true),
-    ("documentation's examples, CUDA", &["test", "--release", "-p", "qkv", "--features", "cuda", "--doc"], &[], false),
+    (
+        "documentation's examples, CUDA",
+        &["test", "--release", "-p", "qkv", "--features", "cuda", "--doc"],
+        &[],
+        false,
+    ),
     ("CUDA, compute capability 9.0", &CUDA_TESTS, &[("PTXSIM_CC", "90")], false),
     ("CUDA, shuffled", &CUDA_TESTS, &[("PTXSIM_OPTIONS", "seed=7,delay=on")], false),
     (

@@ -19,6 +19,9 @@ pub struct KernelArgs {
     all: bool,
 }
 
+/// Bytes of all images together at most: every program that links the library carries them.
+const LARGEST: u64 = 3 << 20;
+
 /// One kernel on one architecture, as ptxas reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Usage {
@@ -60,6 +63,9 @@ pub fn run(args: &KernelArgs) -> Result<()> {
     }
     println!("{}\n{}", table.markdown(), images.markdown());
     println!("{total} bytes of fatbins; the build took {seconds:.0} s (unchanged images are kept)");
+    if total > LARGEST {
+        bail!("more than {LARGEST} bytes of fatbins");
+    }
     if !spilled.is_empty() {
         bail!("registers are spilled: {}", spilled.join(", "));
     }
@@ -71,9 +77,19 @@ fn build(toolkit: &Toolkit, architectures: &str) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
-        .args(["build", "--release", "-p", "qkv", "--features", "cuda", "--message-format=json-render-diagnostics"])
+        .args([
+            "build",
+            "--release",
+            "-p",
+            "qkv",
+            "--features",
+            "cuda",
+            "--message-format=json-render-diagnostics",
+        ])
         .current_dir(root())
         .stdout(Stdio::piped());
+    // As a program gets them that depends on the library: without line tables.
+    command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
     toolkit.apply(&mut command, architectures);
     let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {

@@ -65,10 +65,22 @@ fn on_the_machine() -> bool {
 }
 
 fn install(folder: &Path) -> Result<()> {
-    eprintln!("no nvcc on this machine: installing NVIDIA's compiler (about 90 MB) into {}", folder.display());
+    eprintln!(
+        "no nvcc on this machine: installing NVIDIA's compiler (about 90 MB) into {}",
+        folder.display()
+    );
     let mut command = Command::new("python3");
     command
-        .args(["-m", "pip", "install", "--no-deps", "--retries", "5", "--disable-pip-version-check", "--target"])
+        .args([
+            "-m",
+            "pip",
+            "install",
+            "--no-deps",
+            "--retries",
+            "5",
+            "--disable-pip-version-check",
+            "--target",
+        ])
         .arg(folder)
         .args(WHEELS)
         .current_dir(root());
