@@ -1,7 +1,7 @@
 //! Class f: attention over plain tensors against f64.
 
-use crate::Report;
 use crate::golden::{Case, Golden, Tensor};
+use crate::report::Report;
 use qkv::{AttendParams, Shape, TensorMut, TensorRef, attention};
 
 const CLASS: char = 'f';
@@ -11,7 +11,7 @@ const LIMIT: f64 = 1e-5;
 
 pub(crate) fn run(golden: &Golden, report: &mut Report) {
     let mut largest = 0f64;
-    for case in golden.cases.iter().filter(|c| c.has("Tq") && c.has("Tk")) {
+    for case in golden.cases.iter().filter(|c| c.is_attention()) {
         report.count(CLASS, case);
         largest = largest.max(plain(golden, case, report));
     }

@@ -1,9 +1,9 @@
 //! Class f again: every attention case through a cache, with K and V repeated to 640 tokens, against f64 attention
 //! over what the cache decodes.
 
-use crate::Report;
 use crate::golden::{Case, Golden, Tensor};
 use crate::reference::{Problem, worst};
+use crate::report::Report;
 use qkv::{AttendParams, Bits, CacheConfig, Format, Fp8, Granularity, KvCache, TensorMut, TensorRef};
 
 const TOKENS: usize = 640;
@@ -11,7 +11,7 @@ const LIMIT: f64 = 1e-5;
 
 pub(crate) fn run(golden: &Golden, report: &mut Report) {
     let mut largest = 0f64;
-    for case in golden.cases.iter().filter(|c| c.has("Tq") && c.has("Tk")) {
+    for case in golden.cases.iter().filter(|c| c.is_attention()) {
         report.count('f', case);
         let dim = golden.tensor(case, "k").shape[3];
         let fp8: Format = Fp8::e4m3(Granularity::TokenHead).into();

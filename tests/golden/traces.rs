@@ -1,9 +1,10 @@
 //! Class g: the peers' caches, replayed from their published rules with this library's functions.
 
-use crate::Report;
 use crate::affine::{share, tolerance};
+use crate::cpu::Cpu;
 use crate::golden::{Case, Golden, Tensor, filled, round_to};
 use crate::hqq::solve;
+use crate::report::Report;
 use crate::views::View;
 use qkv::quant::fp8::{self, Fp8Tensor};
 use qkv::quant::{Quantized, dequantize, quantize_with};
@@ -11,7 +12,7 @@ use qkv::{Bits, Dtype, Fp8, Granularity};
 
 pub(crate) fn run(golden: &Golden, report: &mut Report) {
     let mut largest = 0f64;
-    for case in golden.cases.iter().filter(|c| c.has("log") && c.has("steps")) {
+    for case in golden.cases.iter().filter(|c| c.is_trace()) {
         report.count('g', case);
         if case.has("residual_length") {
             sliding_window(case, report);
@@ -128,7 +129,7 @@ impl Side {
         if rule.backend == "hqq" {
             // Codes come from the pair before its cast to the dtype of the cache.
             let own = solve(x, &view, bits, true);
-            let codes = own.quantize(x, &view, bits).codes();
+            let codes = own.codes(&Cpu, x, &view, bits);
             let pairs: Vec<(f32, f32)> = own.zero.iter().map(|z| (1.0, -to(*z))).collect();
             let q = Quantized::from_codes(view.dims, bits, view.group, view.axis, &codes, &pairs).unwrap();
             self.blob = Some(Blob::Hqq { view, q, step: own.step.iter().map(|s| to(*s)).collect() });

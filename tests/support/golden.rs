@@ -214,6 +214,16 @@ impl Case {
         self.tensors().iter().any(|t| t == name)
     }
 
+    /// Whether the case is one of attention over plain tensors.
+    pub(crate) fn is_attention(&self) -> bool {
+        self.has("Tq") && self.has("Tk")
+    }
+
+    /// Whether the case is the history of a peer's cache.
+    pub(crate) fn is_trace(&self) -> bool {
+        self.has("log") && self.has("steps")
+    }
+
     /// Whether the case's peer could not compute it.
     pub(crate) fn peer_failed(&self) -> bool {
         self.has("peer_error")

@@ -1,26 +1,27 @@
 //! Class a without the HQQ solver: codes for the peer's pair, and decoding of the peer's codes. Class c.
 
-use crate::Report;
-use crate::golden::{Case, Elements, Golden, filled, ulp};
-use crate::views::{View, bits, pairs, peer_quantized};
-use qkv::quant::{Quantized, dequantize, fp8, quantize_with};
+use crate::functions::Functions;
+use crate::golden::{Case, Elements, Golden, ulp};
+use crate::report::Report;
+use crate::views::{View, bits, pairs};
+use qkv::quant::fp8;
 use qkv::{Axis, Bits, Dtype, Fp8, Granularity};
 
-pub(crate) fn run(golden: &Golden, report: &mut Report) {
+pub(crate) fn run(on: &dyn Functions, golden: &Golden, report: &mut Report) {
     let mut worst = [0f64; 3];
     for case in &golden.cases {
         if case.lists_tensor("codes") {
             report.count('a', case);
             if case.file != "hqq" {
-                let share = codes(golden, case, report);
+                let share = codes(on, golden, case, report);
                 let at = case.dtype("dtype") as usize;
                 worst[at] = worst[at].max(share);
             }
-            decode(golden, case, report);
+            decode(on, golden, case, report);
         }
         if case.str("scheme") == Some("symmetric") {
             report.count('c', case);
-            symmetric(golden, case, report);
+            symmetric(on, golden, case, report);
         }
     }
     report.note(format!(
@@ -41,11 +42,10 @@ pub(crate) fn share(dtype: Dtype) -> f64 {
 }
 
 /// Our codes for the peer's pair against the peer's codes; the share that differs.
-fn codes(golden: &Golden, case: &Case, report: &mut Report) -> f64 {
+fn codes(on: &dyn Functions, golden: &Golden, case: &Case, report: &mut Report) -> f64 {
     let (view, input) = (View::affine(case), golden.input(case));
     let pairs = pairs(golden, case, &view, false);
-    let ours =
-        quantize_with(&input.thd(view.dims), bits(case), view.group, view.axis, &pairs).unwrap().codes();
+    let ours = on.quantize_with(input, &view, bits(case), &pairs);
     let theirs = golden.tensor(case, "codes").u8();
     let (mut one, mut more, mut seen) = (0usize, 0usize, 0usize);
     for (i, (a, b)) in ours.iter().zip(theirs).enumerate() {
@@ -77,12 +77,11 @@ pub(crate) fn tolerance(dtype: Dtype, code: u8, (step, min): (f32, f32)) -> f64 
 }
 
 /// The peer's codes and pair, decoded by us.
-fn decode(golden: &Golden, case: &Case, report: &mut Report) {
+fn decode(on: &dyn Functions, golden: &Golden, case: &Case, report: &mut Report) {
     let (view, codes) = (View::affine(case), golden.tensor(case, "codes"));
     let pairs = pairs(golden, case, &view, false);
-    let q = peer_quantized(case, &view, codes, &pairs);
     let want = golden.tensor(case, "dequant");
-    let ours = filled(want.dtype(), view.dims, |out| dequantize(&q, out).unwrap()).f64();
+    let ours = on.dequantize(&view, bits(case), codes.u8(), &pairs, want.dtype()).f64();
     let (mut bad, mut example) = (0, String::new());
     for (i, (a, b)) in ours.iter().zip(want.f64()).enumerate() {
         let (code, pair) = (codes.u8()[i], pairs[view.pair_of(i)]);
@@ -101,7 +100,7 @@ fn decode(golden: &Golden, case: &Case, report: &mut Report) {
 }
 
 /// Symmetric int8 and e4m3: `x = scale * q`, one scale a tensor, a batch row, or a channel.
-fn symmetric(golden: &Golden, case: &Case, report: &mut Report) {
+fn symmetric(on: &dyn Functions, golden: &Golden, case: &Case, report: &mut Report) {
     let (q, want) = (golden.tensor(case, "q"), golden.tensor(case, "dequant"));
     let scale = golden.tensor(case, "scale").f32();
     let shape = case.usizes("shape");
@@ -129,8 +128,7 @@ fn symmetric(golden: &Golden, case: &Case, report: &mut Report) {
                 let s = scale_of(i);
                 pairs[view.pair_of(i)] = (s, -128.0 * s);
             }
-            let q = Quantized::from_codes(dims, Bits::B8, group, axis, &codes, &pairs).unwrap();
-            let ours = filled(want.dtype(), dims, |out| dequantize(&q, out).unwrap()).f64();
+            let ours = on.dequantize(&view, Bits::B8, &codes, &pairs, want.dtype()).f64();
             for (i, (a, b)) in ours.iter().zip(want.f64()).enumerate() {
                 let limit = tolerance(want.dtype(), codes[i], pairs[view.pair_of(i)]);
                 bad += ((a - b).abs() > limit) as usize;
@@ -145,7 +143,7 @@ fn symmetric(golden: &Golden, case: &Case, report: &mut Report) {
             };
             let format = Fp8::e4m3(Granularity::Head);
             let q = fp8::Fp8Tensor::from_bytes(dims, format, q.u8().to_vec(), scales).unwrap();
-            let ours = filled(want.dtype(), dims, |out| fp8::decode(&q, out).unwrap()).f64();
+            let ours = on.decode(&q, want.dtype()).f64();
             bad = ours.iter().zip(want.f64()).filter(|(a, b)| **a != *b).count();
         }
     }

@@ -1,24 +1,24 @@
 //! Class b: our own fits against the peer's error, in f64. Class e: what the peer cannot do.
 
-use crate::Report;
-use crate::golden::{Case, Golden, filled};
+use crate::functions::Functions;
+use crate::golden::{Case, Golden};
+use crate::report::Report;
 use crate::views::{View, bits};
 use half::f16;
-use qkv::quant::{dequantize, quantize};
-use qkv::{Affine, Axis, Fit};
+use qkv::Fit;
 
-pub(crate) fn run(golden: &Golden, report: &mut Report) {
+pub(crate) fn run(on: &dyn Functions, golden: &Golden, report: &mut Report) {
     let mut worst: Vec<(f64, String)> = Vec::new();
     for case in golden.cases.iter().filter(|c| c.has("bits") && c.has("group_size")) {
         if case.peer_failed() || case.flag("codes_undefined") {
             report.count('e', case);
-            round_trip(golden, case, report);
+            round_trip(on, golden, case, report);
         }
         if case.peer_failed() || case.flag("per_element_scale_quirk") {
             continue;
         }
         report.count('b', case);
-        worst.push(compare(golden, case, report));
+        worst.push(compare(on, golden, case, report));
     }
     worst.sort_by(|a, b| b.0.total_cmp(&a.0));
     for (ratio, line) in worst.iter().take(5) {
@@ -26,25 +26,16 @@ pub(crate) fn run(golden: &Golden, report: &mut Report) {
     }
 }
 
-fn format(case: &Case, view: &View, fit: Fit) -> Affine {
-    match view.axis {
-        Axis::PerToken => Affine::per_token(bits(case), view.group),
-        Axis::PerChannel => Affine::per_channel(bits(case), view.group),
-    }
-    .with_fit(fit)
-}
-
 /// Our result for a case with one fit, as f64, in the peer's dtype.
-fn ours(golden: &Golden, case: &Case, view: &View, fit: Fit) -> Vec<f64> {
+fn ours(on: &dyn Functions, golden: &Golden, case: &Case, view: &View, fit: Fit) -> Vec<f64> {
     let input = golden.input(case);
-    let q = quantize(&input.thd(view.dims), &format(case, view, fit)).unwrap();
     // The peer's output dtype where there is one.
     let dtype = golden.find(&case.file, &format!("{}.dequant", case.id)).unwrap_or(input).dtype();
-    filled(dtype, view.dims, |out| dequantize(&q, out).unwrap()).f64()
+    on.round_trip(input, view, bits(case), fit, dtype).unwrap().decoded.f64()
 }
 
 /// The ratio of our error to the peer's, checked against its limit.
-fn compare(golden: &Golden, case: &Case, report: &mut Report) -> (f64, String) {
+fn compare(on: &dyn Functions, golden: &Golden, case: &Case, report: &mut Report) -> (f64, String) {
     let view = View::affine(case);
     let x = golden.input(case).f64();
     let peer = golden.tensor(case, "dequant").f64();
@@ -58,11 +49,11 @@ fn compare(golden: &Golden, case: &Case, report: &mut Report) -> (f64, String) {
         (false, "tiny" | "offset") => 1.06,
         _ => 1.01,
     };
-    let default = format(case, &view, Fit::default_for(bits(case))).fit;
+    let default = Fit::default_for(bits(case));
     let fits = if hqq { vec![Fit::HQQ] } else { vec![default, Fit::MinMax] };
     let mut largest = 0f64;
     for fit in fits {
-        let own = ours(golden, case, &view, fit);
+        let own = ours(on, golden, case, &view, fit);
         let (mut a, mut b) = (0f64, 0f64);
         for members in view.groups() {
             let first = x[members[0]];
@@ -99,15 +90,14 @@ fn compare(golden: &Golden, case: &Case, report: &mut Report) -> (f64, String) {
 }
 
 /// The call succeeds, what it gives decodes within half a step, and damage stays in its group.
-fn round_trip(golden: &Golden, case: &Case, report: &mut Report) {
+fn round_trip(on: &dyn Functions, golden: &Golden, case: &Case, report: &mut Report) {
     let view = View::affine(case);
     let input = golden.input(case);
     let x = input.f64();
-    let q = quantize(&input.thd(view.dims), &format(case, &view, Fit::MinMax));
+    let q = on.round_trip(input, &view, bits(case), Fit::MinMax, qkv::Dtype::F32);
     report.check(q.is_ok(), case, || format!("{:?}", q.as_ref().err()));
     let Ok(q) = q else { return };
-    let own = filled(qkv::Dtype::F32, view.dims, |out| dequantize(&q, out).unwrap()).f64();
-    let pairs = q.pairs().to_f32();
+    let (own, pairs) = (q.decoded.f64(), q.pairs);
     for (g, members) in view.groups().iter().enumerate() {
         let (step, min) = (pairs[g].0 as f64, pairs[g].1 as f64);
         if members.iter().any(|i| !x[*i].is_finite()) {

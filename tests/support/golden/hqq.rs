@@ -5,11 +5,11 @@
 //! `x * s` and the pair (1, -z), and then the codes are equal. For the input `x` and the pair (1/s, -z/s) they are
 //! equal but for elements within f32 rounding of a tie.
 
-use crate::Report;
-use crate::golden::{Case, Golden, ulp};
+use crate::functions::Functions;
+use crate::golden::{Case, Golden, Tensor, ulp};
+use crate::report::Report;
 use crate::views::{View, bits, pairs};
-use qkv::quant::{Quantized, quantize_with};
-use qkv::{Axis, Bits, Dtype, TensorRef};
+use qkv::{Axis, Bits, Dtype};
 
 /// The solver's result, a group each, in the order of the view.
 #[derive(Debug, Clone)]
@@ -126,20 +126,19 @@ pub(crate) fn solve(x: &[f32], view: &View, bits: Bits, optimize: bool) -> Solve
 
 impl Solved {
     /// The library's codes: for `x * s` and the pair (1, -z).
-    pub(crate) fn quantize(&self, x: &[f32], view: &View, bits: Bits) -> Quantized {
+    pub(crate) fn codes(&self, on: &dyn Functions, x: &[f32], view: &View, bits: Bits) -> Vec<u8> {
         let scaled: Vec<f32> = x.iter().enumerate().map(|(i, x)| x * self.scale[view.pair_of(i)]).collect();
         let pairs: Vec<(f32, f32)> = self.zero.iter().map(|z| (1.0, -z)).collect();
-        let x = TensorRef::thd(&scaled, view.dims).unwrap();
-        quantize_with(&x, bits, view.group, view.axis, &pairs).unwrap()
+        on.quantize_with(&Tensor::from_f32(Dtype::F32, &view.dims, &scaled), view, bits, &pairs)
     }
 }
 
-pub(crate) fn run(golden: &Golden, report: &mut Report) {
+pub(crate) fn run(on: &dyn Functions, golden: &Golden, report: &mut Report) {
     let (mut ties, mut all) = (0usize, 0usize);
     for case in golden.of("hqq").filter(|c| c.lists_tensor("codes")) {
         let x = golden.input(case).f32();
         if x.iter().all(|x| x.is_finite()) {
-            ties += codes(golden, case, &x, report);
+            ties += codes(on, golden, case, &x, report);
             all += x.len();
         }
     }
@@ -148,16 +147,15 @@ pub(crate) fn run(golden: &Golden, report: &mut Report) {
     ));
 }
 
-fn codes(golden: &Golden, case: &Case, x: &[f32], report: &mut Report) -> usize {
+fn codes(on: &dyn Functions, golden: &Golden, case: &Case, x: &[f32], report: &mut Report) -> usize {
     let (view, bits) = (View::affine(case), bits(case));
     let theirs = golden.tensor(case, "codes").u8();
     let own = solve(x, &view, bits, case.flag("optimize"));
-    let ours = own.quantize(x, &view, bits).codes();
+    let ours = own.codes(on, x, &view, bits);
     let differ = ours.iter().zip(theirs).filter(|(a, b)| a != b).count();
     report.check(differ == 0, case, || format!("{differ} codes differ"));
     let pairs = pairs(golden, case, &view, true);
-    let input = golden.input(case);
-    let ours = quantize_with(&input.thd(view.dims), bits, view.group, view.axis, &pairs).unwrap().codes();
+    let ours = on.quantize_with(golden.input(case), &view, bits, &pairs);
     let mut ties = 0;
     for (i, (a, b)) in ours.iter().zip(theirs).enumerate().filter(|(_, (a, b))| a != b) {
         ties += 1;

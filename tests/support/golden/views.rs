@@ -1,7 +1,6 @@
 //! The peers' axes as views of one tensor, and their pairs in the library's order.
 
-use crate::golden::{Case, Golden, Tensor};
-use qkv::quant::Quantized;
+use crate::golden::{Case, Golden};
 use qkv::{Axis, Bits};
 
 /// How a case's flat tensor is looked at.
@@ -138,9 +137,4 @@ pub(crate) fn pairs(golden: &Golden, case: &Case, view: &View, exact: bool) -> V
 /// Bits of a case.
 pub(crate) fn bits(case: &Case) -> Bits {
     Bits::new(case.int("bits").unwrap() as usize).unwrap()
-}
-
-/// The peer's codes with its pairs.
-pub(crate) fn peer_quantized(case: &Case, view: &View, codes: &Tensor, pairs: &[(f32, f32)]) -> Quantized {
-    Quantized::from_codes(view.dims, bits(case), view.group, view.axis, codes.u8(), pairs).unwrap()
 }
