@@ -87,32 +87,65 @@ const PARTS: [Part; 6] = [
     ),
 ];
 
-/// Parts that need the CUDA feature, with variables of their environment. Without a GPU they run on the stand-in for the
+/// Parts that need the CUDA feature. Without a GPU they run on the stand-in for the
 /// driver, which checks every access; the last two with newer instructions, and with warps, blocks and streams in another order.
-const CUDA_PARTS: [(&str, &[&str], &[(&str, &str)], bool); 6] = [
-    (
-        "lints, CUDA",
-        &["clippy", "--release", "-p", "qkv", "--features", "cuda", "--all-targets", "--", "-D", "warnings"],
-        &[],
-        true,
-    ),
-    ("CUDA", &CUDA_TESTS, &[], true),
-    (
-        "documentation's examples, CUDA",
-        &["test", "--release", "-p", "qkv", "--features", "cuda", "--doc"],
-        &[],
-        false,
-    ),
-    ("CUDA, compute capability 9.0", &CUDA_TESTS, &[("PTXSIM_CC", "90")], false),
-    ("CUDA, shuffled", &CUDA_TESTS, &[("PTXSIM_OPTIONS", "seed=7,delay=on")], false),
-    (
-        "documentation, CUDA",
-        &["doc", "--release", "--no-deps", "-p", "qkv", "--features", "cuda"],
+const CUDA_PARTS: [CudaPart; 6] = [
+    CudaPart {
+        name: "lints, CUDA",
+        args: &[
+            "clippy",
+            "--release",
+            "-p",
+            "qkv",
+            "--features",
+            "cuda",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ],
+        variable: None,
+        quick: true,
+    },
+    CudaPart { name: "CUDA", args: &CUDA_TESTS, variable: None, quick: true },
+    CudaPart {
+        name: "documentation's examples, CUDA",
+        args: &["test", "--release", "-p", "qkv", "--features", "cuda", "--doc"],
+        variable: None,
+        quick: false,
+    },
+    CudaPart {
+        name: "CUDA, compute capability 9.0",
+        args: &CUDA_TESTS,
+        variable: Some(("PTXSIM_CC", "90")),
+        quick: false,
+    },
+    CudaPart {
+        name: "CUDA, shuffled",
+        args: &CUDA_TESTS,
+        variable: Some(("PTXSIM_OPTIONS", "seed=7,delay=on")),
+        quick: false,
+    },
+    CudaPart {
+        name: "documentation, CUDA",
+        args: &["doc", "--release", "--no-deps", "-p", "qkv", "--features", "cuda"],
         // As docs.rs builds it: without nvcc. Last, since it replaces the images.
-        &[("DOCS_RS", "1")],
-        false,
-    ),
+        variable: Some(("DOCS_RS", "1")),
+        quick: false,
+    },
 ];
+
+/// A part that needs the CUDA feature.
+#[derive(Debug, Clone, Copy)]
+struct CudaPart {
+    name: &'static str,
+    /// cargo's arguments.
+    args: &'static [&'static str],
+    /// A variable of its environment.
+    variable: Option<(&'static str, &'static str)>,
+    /// Whether `--quick` has it.
+    quick: bool,
+}
 
 const CUDA_TESTS: [&str; 8] =
     ["test", "--release", "--no-fail-fast", "-p", "qkv", "--features", "cuda", "--test=cuda*"];
@@ -167,16 +200,13 @@ fn cuda_parts(quick: bool, done: &mut Vec<(&'static str, Result<()>, Duration)>)
         }
         Err(e) => return done.push(("CUDA toolkit", Err(e), start.elapsed())),
     };
-    for (name, args, variables, in_quick) in CUDA_PARTS {
-        if quick && !in_quick {
-            continue;
-        }
-        eprintln!("\n== {name}: cargo {}", args.join(" "));
+    for part in CUDA_PARTS.iter().filter(|p| p.quick || !quick) {
+        eprintln!("\n== {}: cargo {}", part.name, part.args.join(" "));
         let start = Instant::now();
-        let mut command = command(args);
-        command.envs(variables.iter().copied());
+        let mut command = command(part.args);
+        command.envs(part.variable);
         let result = finish(toolkit.apply(&mut command, CUDA_ARCHITECTURES));
-        done.push((name, result, start.elapsed()));
+        done.push((part.name, result, start.elapsed()));
     }
 }
 
