@@ -146,14 +146,14 @@ impl Twins {
             let (len, packed) = (self.cpu.len(*seat).unwrap(), self.cpu.packed_len(*seat).unwrap());
             assert_eq!(lengths[2 * seat.index()..][..2], [len as i32, packed as i32], "{what}");
             let table = self.cpu.block_table(*seat).unwrap();
-            for tile in 0..packed / 64 {
+            for (tile, block) in table.iter().enumerate().take(packed / 64) {
                 for head in 0..c.kv_heads {
                     let exported = self.cpu.export_page(*seat, 0, head, tile).unwrap();
                     let payload = &exported[exported.len() - pages.page_bytes..];
                     let mut want = vec![0u8; pages.page_bytes];
                     convert_page(&l.key, &l.value, &pages, Order::Row, payload, Order::Fragment, &mut want)
                         .unwrap();
-                    let at = (table[tile] as usize * c.kv_heads + head) * pages.page_bytes;
+                    let at = (*block as usize * c.kv_heads + head) * pages.page_bytes;
                     let got = &device_pages[at..at + pages.page_bytes];
                     let different = got.iter().zip(&want).position(|(a, b)| a != b);
                     assert_eq!(different, None, "{what}: byte of {pages:?}, tile {tile} head {head}");
@@ -251,7 +251,7 @@ fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format 
                 Affine::per_channel(bits, random.pick(&[32, 64]))
             };
             a = a.with_fit(random.pick(&[Fit::MinMax, Fit::MinMax, Fit::ErrorOptimal, Fit::HQQ]));
-            let blocks: Vec<usize> = [32, 64, 128].into_iter().filter(|b| d % b == 0).collect();
+            let blocks: Vec<usize> = [32, 64, 128].into_iter().filter(|b| d.is_multiple_of(*b)).collect();
             if random.below(3) == 0 && !blocks.is_empty() {
                 a = a.with_rotation(random.pick(&blocks));
             }

@@ -175,23 +175,19 @@ fn wrong_lengths_and_addresses_start_nothing() {
     assert_eq!(fp8_scale_count([2, 1, 64], f.granularity), 2);
     let (mut scales, bytes) = (gpu.up(&[9f32; 4]), gpu.up(&[9u8; 256]));
     let (scale_at, byte_at) = (DeviceSlice::from(&scales).address(), DeviceSlice::from(&bytes).address());
-    // SAFETY: parts of live allocations.
-    let part = |at: u64, n: usize| unsafe {
-        (DeviceSlice::<f32>::from_raw(at, n), DeviceSliceMut::<u8>::from_raw(byte_at, 128))
-    };
+    // SAFETY: a part of a live allocation, or deliberately odd, which must be refused before any use.
+    let scale = |at: u64, n: usize| unsafe { DeviceSlice::<f32>::from_raw(at, n) };
     let run = |s: DeviceSlice<'_, f32>, mut b: DeviceSliceMut<'_, u8>| {
         fp8_encode(&gpu.device, gpu.raw(), &x, f, s, &mut b, None)
     };
-    let (s, _) = part(scale_at, 2);
+    let s = scale(scale_at, 2);
     // SAFETY: as above, deliberately odd or null, which must be refused before any use.
     let odd = |at: u64, n: usize| unsafe { DeviceSliceMut::<u8>::from_raw(at, n) };
     assert!(matches!(run(s, odd(byte_at, 127)), Err(Error::Length { .. })));
     assert!(matches!(run(s, odd(byte_at + 8, 128)), Err(Error::Address { .. })));
     assert!(matches!(run(s, odd(0, 128)), Err(Error::Address { .. })));
-    let (three, b) = part(scale_at, 3);
-    assert!(matches!(run(three, b), Err(Error::Length { .. })));
-    let (crooked, b) = part(scale_at + 2, 2);
-    assert!(matches!(run(crooked, b), Err(Error::Address { .. })));
+    assert!(matches!(run(scale(scale_at, 3), odd(byte_at, 128)), Err(Error::Length { .. })));
+    assert!(matches!(run(scale(scale_at + 2, 2), odd(byte_at, 128)), Err(Error::Address { .. })));
     let mut work = gpu.zeros::<u32>(1);
     let (mut s, mut w) = (DeviceSliceMut::from(&mut scales), DeviceSliceMut::from(&mut work));
     let tensor = Fp8::e4m3(Granularity::Tensor);

@@ -8,7 +8,9 @@ use qkv::{Dtype, Error, Shape};
 fn reference(x: &[f32], block: usize) -> Vec<f64> {
     let one = |b: usize, i: usize| {
         let sum: f64 = (0..block)
-            .map(|j| if (i & j).count_ones() % 2 == 0 { 1.0 } else { -1.0 } * x[b * block + j] as f64)
+            .map(
+                |j| if (i & j).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 } * x[b * block + j] as f64,
+            )
             .sum();
         sum / (block as f64).sqrt()
     };

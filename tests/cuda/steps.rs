@@ -210,9 +210,9 @@ fn steps_of_slots_write_where_the_engine_says() {
         let pages = PageLayout::new(&key, &value, 64, 80);
         let got = gpu.down(&twins.layer.pages);
         for (i, table) in tables.iter().enumerate() {
-            for tile in 0..lens[i] / 64 {
+            for (tile, block) in table.iter().enumerate().take(lens[i] / 64) {
                 for head in 0..2 {
-                    let at = (table[tile] as usize * 2 + head) * pages.page_bytes;
+                    let at = (*block as usize * 2 + head) * pages.page_bytes;
                     let mut rows = vec![0u8; pages.page_bytes];
                     let page = &got[at..at + pages.page_bytes];
                     convert_page(&key, &value, &pages, Order::Fragment, page, Order::Row, &mut rows).unwrap();
