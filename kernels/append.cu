@@ -131,7 +131,7 @@ __device__ __forceinline__ bool one_block_closes(const QkvAppend& p, const QkvSe
 
 // The first tile made of new tokens only.
 __device__ __forceinline__ int32_t first_new_tile(const QkvSequence& s) {
-  return max(s.old_packed, (s.old_len + QKV_TILE - 1) / QKV_TILE * QKV_TILE) / QKV_TILE;
+  return max((uint32_t)s.old_packed / QKV_TILE, ((uint32_t)s.old_len + QKV_TILE - 1) / QKV_TILE);
 }
 
 // What a block of threads does: tiles `tile .. end` of sequence `index`, then its exact rows; or, in direct mode, rows from `first`.
