@@ -327,6 +327,25 @@ fn lengths_that_cannot_be_are_refused() {
 }
 
 #[test]
+fn a_layer_with_fewer_blocks_is_not_left() {
+    let gpu = Gpu::new();
+    let eight = Affine::per_token(Bits::B8, 64);
+    let config = CacheConfig::new(1, 2, 64).with_key(eight).with_value(eight).with_capacity(1, 512).direct();
+    let mut twins = Twins::new(&gpu, config.clone(), 2);
+    let mut buffers = Buffers::new(&gpu, 1, 2);
+    let (ids, start, tables) = (gpu.up(&[0i32]), gpu.up(&[0i32, 2]), gpu.up(&[7i32]));
+    let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 2);
+    let mut step = buffers.memory((&mut twins.lengths, &mut twins.status));
+    // The step is told of 8 blocks, the layer has 2.
+    begin_step(&gpu.device, gpu.raw(), &config, 8, &batch, &mut step).unwrap();
+    let x = gpu.up(&vec![1f32; 2 * 2 * 64]);
+    let (view, mut l) = (DeviceTensor::thd(&x, [2, 2, 64]).unwrap(), twins.layer.memory(&config));
+    append(&gpu.device, gpu.raw(), &config, 0, &view, &view, &batch, &mut l, &mut step).unwrap();
+    gpu.stream.synchronize().unwrap();
+    assert_eq!(read_status(gpu.down(&twins.status).try_into().unwrap()).bad_slots, 2);
+}
+
+#[test]
 fn a_token_costs_what_it_weighs() {
     let gpu = Gpu::new();
     let Some(simulator) = gpu.simulator else { return };
