@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, sys};
 use qkv::cuda::launch::{
     DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, append, begin_step, page_bytes, read_status,
 };
-use qkv::cuda::{DeviceSlice, DeviceTensor};
+use qkv::cuda::{DeviceSlice, DeviceSliceMut, DeviceTensor, launch};
 use qkv::layout::{Order, PageLayout, convert_page};
 use qkv::{Affine, Bits, CacheConfig, Dtype, Error, Fp8, Granularity, PagePool, TensorRef, cache::SlotBatch};
 
@@ -413,6 +413,10 @@ fn what_does_not_fit_is_refused_before_the_launch() {
     let slots = DeviceBatch::slots((&ids).into(), (&start).into(), (&tables).into(), (&mapping).into());
     assert!(matches!(run(&mut twins, &config, &slots), Err(Error::Unsupported { .. })));
     assert!(run(&mut twins, &config.clone().with_sinks(99), &batch).is_err());
+    // SAFETY: refused before anything is read.
+    let null = unsafe { DeviceSlice::from_raw(0, 1) };
+    let nobody = DeviceBatch::seats(null, (&start).into(), (&tables).into(), 1);
+    assert!(matches!(run(&mut twins, &config, &nobody), Err(Error::Address { what: "seats", .. })));
     let x = gpu.zeros::<f32>(3 * 64);
     let view = |dims| DeviceTensor::thd(&x, dims).unwrap();
     let mut buffers = Buffers::new(&gpu, 1, 1);
@@ -426,6 +430,15 @@ fn what_does_not_fit_is_refused_before_the_launch() {
     assert!(matches!(append(&mut twins, &f32s, [1, 2, 64]), Err(Error::Unsupported { .. })));
     let wider = config.clone().with_residual(Some(64));
     assert!(matches!(append(&mut twins, &wider, [1, 2, 64]), Err(Error::Length { .. })));
+    let centred = config.clone().with_key(Affine::per_token(Bits::B8, 64).with_center());
+    let mut others = Twins::new(&gpu, centred.clone(), 4);
+    let mut l = others.layer.memory(&centred);
+    // SAFETY: refused before anything is read or written.
+    l.means = unsafe { DeviceSliceMut::from_raw(0, l.means.len()) };
+    let (v, mut buffers) = (view([1, 2, 64]), Buffers::new(&gpu, 1, 1));
+    let mut s = buffers.memory((&mut twins.lengths, &mut twins.status));
+    let r = launch::append(&gpu.device, gpu.raw(), &centred, 0, &v, &v, &batch, &mut l, &mut s);
+    assert!(matches!(r, Err(Error::Address { what: "means", .. })));
     assert_eq!(gpu.down(&twins.lengths), before);
     assert!(DeviceSlice::from(&x).len() == 192);
 }

@@ -148,15 +148,15 @@ pub fn begin_step(
         Lengths::Seats(s) => (s.address(), 0),
         Lengths::Context(c) => (0, c.address()),
     };
-    if seats == 0 && config.residual.is_some() {
+    if let (Lengths::Context(_), Some(r)) = (batch.lengths, config.residual) {
         return Err(Error::Unsupported {
             what: "a step of slots",
-            got: format!("R = {}", config.residual.unwrap_or(0)),
+            got: format!("R = {r}"),
             why: "slots without seats are for direct mode; build the configuration with CacheConfig::direct"
                 .into(),
         });
     }
-    if seats != 0 && n > config.max_sequences {
+    if matches!(batch.lengths, Lengths::Seats(_)) && n > config.max_sequences {
         return Err(Error::Capacity {
             what: "sequences",
             needed: n,
