@@ -210,7 +210,8 @@ fn find() -> Result<PathBuf> {
         return if nvcc.is_file() { Ok(nvcc) } else { Err(format!("NVCC={} is no file", nvcc.display())) };
     }
     let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"];
-    let roots = roots.iter().filter_map(env::var_os).map(|r| PathBuf::from(r).join("bin"));
+    let roots =
+        roots.iter().filter_map(env::var_os).filter(|r| !r.is_empty()).map(|r| PathBuf::from(r).join("bin"));
     let path = env::var_os("PATH").unwrap_or_default();
     let usual = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/lib/cuda/bin"].map(PathBuf::from);
     let name = format!("nvcc{}", env::consts::EXE_SUFFIX);

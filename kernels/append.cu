@@ -131,7 +131,7 @@ __device__ __forceinline__ bool one_block_closes(const QkvAppend& p, const QkvSe
 
 // The first tile made of new tokens only.
 __device__ __forceinline__ int32_t first_new_tile(const QkvSequence& s) {
-  return max(s.old_packed, (s.old_len + QKV_TILE - 1) / QKV_TILE * QKV_TILE) / QKV_TILE;
+  return max((uint32_t)s.old_packed / QKV_TILE, ((uint32_t)s.old_len + QKV_TILE - 1) / QKV_TILE);
 }
 
 // What a block of threads does: tiles `tile .. end` of sequence `index`, then its exact rows; or, in direct mode, rows from `first`.
@@ -184,9 +184,17 @@ __device__ void new_tile_job(const QkvAppend& p, uint32_t op, uint32_t j, Job& j
   }
 }
 
-__device__ void direct_job(const QkvAppend& p, uint32_t j, Job& job) {
+__device__ void direct_job(const QkvAppend& p, bool report, uint32_t j, Job& job) {
   const uint32_t first = j * kRows, rows = min(kRows, p.rows - first);
-  if (threadIdx.x < kRows) job.slots[threadIdx.x] = threadIdx.x < rows ? ((const int64_t*)p.slots)[first + threadIdx.x] : -1;
+  if (threadIdx.x < kRows) {
+    int64_t slot = threadIdx.x < rows ? ((const int64_t*)p.slots)[first + threadIdx.x] : -1;
+    // `begin_step` knew a number of blocks; these are the ones of this layer.
+    if (slot >= (int64_t)p.blocks * QKV_TILE) {
+      slot = -1;
+      if (report) atomicAdd(&((QkvStatus*)p.status)->bad_slots, 1);
+    }
+    job.slots[threadIdx.x] = slot;
+  }
   if (threadIdx.x != 0) return;
   job.first = first;
   job.rows = rows;
@@ -243,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(128) qkv_append(const __grid_consta
   __shared__ Job job;
   const uint32_t op = blockIdx.x & 1, head = (blockIdx.x >> 1) % p.heads, j = (blockIdx.x >> 1) / p.heads;
   if (p.direct) {
-    direct_job(p, j, job);
+    direct_job(p, op == 0 && head == 0, j, job);
   } else if (j < p.sequences) {
     window_job(p, op, j, job);
   } else {

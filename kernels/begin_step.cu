@@ -34,6 +34,20 @@ __device__ Found real_rows(const int64_t* slots, int32_t start, int32_t end, uin
   return f;
 }
 
+// The highest row at which sequence `i` or one before it begins: sequences take turns, so none may begin below it.
+__device__ int32_t rows_before(const int32_t* query_start, uint32_t i, uint32_t lane) {
+  int32_t most = 0;
+  for (uint32_t k = lane; k <= i; k += 32) most = max(most, query_start[k]);
+  return __reduce_max_sync(kAllLanes, most);
+}
+
+// Lengths that a seat can have: whole tiles are closed, and the window holds the rest.
+__device__ __forceinline__ bool sound(const QkvBeginStep& p, int32_t len, int32_t packed) {
+  if (len < 0) return false;
+  if (p.residual < 0) return true;
+  return packed >= 0 && packed <= len && packed % QKV_TILE == 0 && len - packed < p.residual + QKV_TILE;
+}
+
 }  // namespace qkv
 
 extern "C" __global__ void __launch_bounds__(128) qkv_begin_step(const __grid_constant__ QkvBeginStep p) {
@@ -48,8 +62,10 @@ extern "C" __global__ void __launch_bounds__(128) qkv_begin_step(const __grid_co
   bool direct = p.residual < 0, seated = p.seats != 0;
 
   int32_t start = query_start[i], end = query_start[i + 1], seat = seated ? ((const int32_t*)p.seats)[i] : -1;
+  // Rows below `before` are others'.
+  const int32_t before = rows_before(query_start, i, lane), after_all = max(before, end);
   uint32_t* problem = nullptr;
-  if (start < 0 || end < start || end > (int32_t)p.rows) {
+  if (start < before || end < start || end > (int32_t)p.rows) {
     problem = &status->bad_rows;
     start = end = 0;
   }
@@ -63,7 +79,11 @@ extern "C" __global__ void __launch_bounds__(128) qkv_begin_step(const __grid_co
       rows.tokens = 0;
     } else {
       len = ((const int32_t*)p.lengths)[2 * seat];
-      packed = ((const int32_t*)p.lengths)[2 * seat + 1];
+      packed = direct ? len : ((const int32_t*)p.lengths)[2 * seat + 1];
+      if (!sound(p, len, packed)) {
+        problem = &status->bad_seats;
+        rows.tokens = 0;
+      }
     }
   } else {
     int32_t after = ((const int32_t*)p.context_lens)[i];
@@ -74,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(128) qkv_begin_step(const __grid_co
   if (!problem && new_len > p.max_tokens) problem = &status->over_capacity;
   int32_t new_packed = direct ? (int32_t)new_len : max(packed, max((int32_t)new_len - p.residual, 0) / QKV_TILE * QKV_TILE);
   // Every tile that is written needs a block.
-  int32_t first_tile = packed / QKV_TILE, end_tile = (new_packed + QKV_TILE - 1) / QKV_TILE;
+  int32_t first_tile = packed / QKV_TILE, end_tile = ((uint32_t)new_packed + QKV_TILE - 1) / QKV_TILE;
   if (!problem && seated) {
     bool there = end_tile <= (int32_t)p.table_width;
     for (int32_t t = first_tile + lane; there && t < end_tile; t += 32) there = (uint32_t)table[t] < p.blocks;
@@ -87,7 +107,10 @@ extern "C" __global__ void __launch_bounds__(128) qkv_begin_step(const __grid_co
     rows.tokens = 0;
   }
   if (direct) {
-    for (int32_t row = start + lane; row < end; row += 32) {
+    // Rows that no sequence has are written too: append reads them all.
+    const int32_t all = (int32_t)p.rows, from = i == 0 ? 0 : min(before, all);
+    const int32_t to = i == p.sequences - 1 ? all : min(after_all, all);
+    for (int32_t row = from + lane; row < to; row += 32) {
       int32_t token = row - rows.first;
       bool real = token >= 0 && token < rows.tokens;
       int64_t slot = -1;

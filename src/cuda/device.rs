@@ -147,7 +147,8 @@ impl Device {
     /// The GPU with this number, as CUDA counts them.
     ///
     /// # Errors
-    /// [`Error::Cuda`] if there is no driver, no such device, or one below compute capability 8.0.
+    /// [`Error::Cuda`] if there is no driver, or a device below compute capability 8.0; [`Error::OutOfRange`] for a number that no
+    /// device has.
     pub fn new(ordinal: usize) -> Result<Self> {
         static DEVICES: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
         if !is_available() {

@@ -12,9 +12,10 @@ pub struct CacheStatus {
     pub missing_blocks: u32,
     /// The same, because they would have had more tokens than a sequence may have.
     pub over_capacity: u32,
-    /// The same, because the seat does not exist.
+    /// The same, because the seat does not exist, or its lengths are none that a sequence can have.
     pub bad_seats: u32,
-    /// The same, because their rows do not ascend, are more than the tensors have, or have padding in between.
+    /// The same, because their rows do not ascend, are another sequence's, are more than the tensors have, or have padding in
+    /// between.
     pub bad_rows: u32,
     /// Tokens skipped because their slot is beyond the pool.
     pub bad_slots: u32,
@@ -34,7 +35,7 @@ impl CacheStatus {
              id into the block table before the step",
             ),
             (self.over_capacity, before.over_capacity, "sequences beyond max_tokens"),
-            (self.bad_seats, before.bad_seats, "seats that do not exist"),
+            (self.bad_seats, before.bad_seats, "seats that do not exist or have impossible lengths"),
             (self.bad_rows, before.bad_rows, "sequences whose rows are not in the tensors or have gaps"),
             (self.bad_slots, before.bad_slots, "tokens whose slot is beyond the pool"),
         ];

@@ -6,7 +6,7 @@ use cudarc::driver::{CudaSlice, sys};
 use qkv::cuda::launch::{
     DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, append, begin_step, page_bytes, read_status,
 };
-use qkv::cuda::{DeviceSlice, DeviceTensor};
+use qkv::cuda::{DeviceSlice, DeviceSliceMut, DeviceTensor, launch};
 use qkv::layout::{Order, PageLayout, convert_page};
 use qkv::{Affine, Bits, CacheConfig, Dtype, Error, Fp8, Granularity, PagePool, TensorRef, cache::SlotBatch};
 
@@ -233,6 +233,119 @@ fn steps_of_slots_write_where_the_engine_says() {
 }
 
 #[test]
+fn rows_of_no_sequence_are_not_stored() {
+    let gpu = Gpu::new();
+    let eight = Affine::per_token(Bits::B8, 64);
+    let config = CacheConfig::new(1, 1, 64).with_key(eight).with_value(eight).with_capacity(2, 128).direct();
+    let x = gpu.up(&vec![1f32; 8 * 64]);
+    for seated in [true, false] {
+        let mut twins = Twins::new(&gpu, config.clone(), 2);
+        let mut buffers = Buffers::new(&gpu, 2, 8);
+        // What an earlier step of a larger batch may have left, and a place outside the pool.
+        gpu.stream.memcpy_htod(&[70i64, 71, 72, 73, 74, 75, 1 << 40, 77], &mut buffers.slots).unwrap();
+        let (ids, lens) = (gpu.up(&[0i32, 1]), gpu.up(&[2i32, 1]));
+        // Row 0 and the last three are nobody's, and the second sequence runs backwards.
+        let (start, tables) = (gpu.up(&[1i32, 3, 2]), gpu.up(&[0i32, -1, -1, -1]));
+        let mapping = gpu.up(&[3i64; 6]);
+        let batch = if seated {
+            DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 6)
+        } else {
+            DeviceBatch::slots((&lens).into(), (&start).into(), (&tables).into(), (&mapping).into())
+        };
+        let mut step = buffers.memory((&mut twins.lengths, &mut twins.status));
+        begin_step(&gpu.device, gpu.raw(), &config, 2, &batch, &mut step).unwrap();
+        let rows = x.slice(..6 * 64);
+        let view = DeviceTensor::thd(&rows, [6, 1, 64]).unwrap();
+        if seated {
+            let mut l = twins.layer.memory(&config);
+            append(&gpu.device, gpu.raw(), &config, 0, &view, &view, &batch, &mut l, &mut step).unwrap();
+        }
+        let slots = gpu.down(&buffers.slots);
+        let want = if seated { [-1, 0, 1, -1, -1, -1] } else { [-1, 3, 3, -1, -1, -1] };
+        assert_eq!(slots[..6], want);
+        assert_eq!(slots[6..], [1 << 40, 77], "rows beyond the batch are not touched");
+        assert_eq!(read_status(gpu.down(&twins.status).try_into().unwrap()).bad_rows, 1);
+    }
+}
+
+#[test]
+fn sequences_do_not_share_rows() {
+    let gpu = Gpu::new();
+    let config = four_bits(1, 64, 3).with_residual(Some(0));
+    let mut twins = Twins::new(&gpu, config.clone(), 8);
+    let mut buffers = Buffers::new(&gpu, 3, 192);
+    let (ids, tables) = (gpu.up(&[0i32, 1, 2]), gpu.up(&[0i32, 1, 2, 3, 4, 5]));
+    // The second ends before it begins, so the third would take rows of the first.
+    let start = gpu.up(&[0i32, 128, 8, 192]);
+    let x = gpu.up(&vec![1f32; 192 * 64]);
+    let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 192);
+    let mut step = buffers.memory((&mut twins.lengths, &mut twins.status));
+    begin_step(&gpu.device, gpu.raw(), &config, 8, &batch, &mut step).unwrap();
+    let (view, mut l) = (DeviceTensor::thd(&x, [192, 1, 64]).unwrap(), twins.layer.memory(&config));
+    append(&gpu.device, gpu.raw(), &config, 0, &view, &view, &batch, &mut l, &mut step).unwrap();
+    gpu.stream.synchronize().unwrap();
+    assert_eq!(gpu.down(&twins.lengths), [128, 128, 0, 0, 0, 0]);
+    assert_eq!(read_status(gpu.down(&twins.status).try_into().unwrap()).bad_rows, 2);
+}
+
+#[test]
+fn lengths_that_cannot_be_are_refused() {
+    let gpu = Gpu::new();
+    let eight = Affine::per_token(Bits::B8, 64);
+    let direct = CacheConfig::new(1, 1, 64)
+        .with_key(eight)
+        .with_value(eight)
+        .direct()
+        .with_capacity(1, i32::MAX as usize);
+    let windowed = four_bits(1, 64, 1);
+    let x = gpu.up(&vec![1f32; 4 * 64]);
+    let cases = [
+        (&windowed, [-5, 0]),
+        (&windowed, [-5, -64]),
+        (&windowed, [70, 128]),
+        (&windowed, [70, 30]),
+        (&windowed, [96, 0]),
+        (&direct, [-3, -3]),
+        (&direct, [i32::MAX - 4, i32::MAX - 4]),
+    ];
+    let (ids, start, tables) = (gpu.up(&[0i32]), gpu.up(&[0i32, 4]), gpu.up(&[0i32, 1]));
+    for (config, lengths) in cases {
+        let blocks = 2;
+        let (mut on_device, mut status) = (gpu.up(&lengths), gpu.zeros::<u64>(STATUS_WORDS));
+        let mut buffers = Buffers::new(&gpu, 1, 4);
+        let mut twins = Twins::new(&gpu, config.clone().with_capacity(1, 128), blocks);
+        let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 4);
+        let mut step = buffers.memory((&mut on_device, &mut status));
+        begin_step(&gpu.device, gpu.raw(), config, blocks, &batch, &mut step).unwrap();
+        let (view, mut l) = (DeviceTensor::thd(&x, [4, 1, 64]).unwrap(), twins.layer.memory(config));
+        append(&gpu.device, gpu.raw(), config, 0, &view, &view, &batch, &mut l, &mut step).unwrap();
+        gpu.stream.synchronize().unwrap();
+        assert_eq!(gpu.down(&on_device), lengths);
+        let s = read_status(gpu.down(&status).try_into().unwrap());
+        assert_eq!(s.bad_seats + s.missing_blocks, 1, "{lengths:?}: {s:?}");
+    }
+}
+
+#[test]
+fn a_layer_with_fewer_blocks_is_not_left() {
+    let gpu = Gpu::new();
+    let eight = Affine::per_token(Bits::B8, 64);
+    let config = CacheConfig::new(1, 2, 64).with_key(eight).with_value(eight).with_capacity(1, 512).direct();
+    let mut twins = Twins::new(&gpu, config.clone(), 2);
+    let mut buffers = Buffers::new(&gpu, 1, 2);
+    let (ids, start, tables) = (gpu.up(&[0i32]), gpu.up(&[0i32, 2]), gpu.up(&[7i32]));
+    let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 2);
+    let mut step = buffers.memory((&mut twins.lengths, &mut twins.status));
+    // The step is told of 8 blocks, the layer has 2.
+    begin_step(&gpu.device, gpu.raw(), &config, 8, &batch, &mut step).unwrap();
+    let x = gpu.up(&vec![1f32; 2 * 2 * 64]);
+    let (view, mut l) = (DeviceTensor::thd(&x, [2, 2, 64]).unwrap(), twins.layer.memory(&config));
+    append(&gpu.device, gpu.raw(), &config, 0, &view, &view, &batch, &mut l, &mut step).unwrap();
+    gpu.stream.synchronize().unwrap();
+    assert_eq!(read_status(gpu.down(&twins.status).try_into().unwrap()).bad_slots, 2);
+}
+
+#[test]
 fn a_token_costs_what_it_weighs() {
     let gpu = Gpu::new();
     let Some(simulator) = gpu.simulator else { return };
@@ -300,6 +413,10 @@ fn what_does_not_fit_is_refused_before_the_launch() {
     let slots = DeviceBatch::slots((&ids).into(), (&start).into(), (&tables).into(), (&mapping).into());
     assert!(matches!(run(&mut twins, &config, &slots), Err(Error::Unsupported { .. })));
     assert!(run(&mut twins, &config.clone().with_sinks(99), &batch).is_err());
+    // SAFETY: refused before anything is read.
+    let null = unsafe { DeviceSlice::from_raw(0, 1) };
+    let nobody = DeviceBatch::seats(null, (&start).into(), (&tables).into(), 1);
+    assert!(matches!(run(&mut twins, &config, &nobody), Err(Error::Address { what: "seats", .. })));
     let x = gpu.zeros::<f32>(3 * 64);
     let view = |dims| DeviceTensor::thd(&x, dims).unwrap();
     let mut buffers = Buffers::new(&gpu, 1, 1);
@@ -313,6 +430,15 @@ fn what_does_not_fit_is_refused_before_the_launch() {
     assert!(matches!(append(&mut twins, &f32s, [1, 2, 64]), Err(Error::Unsupported { .. })));
     let wider = config.clone().with_residual(Some(64));
     assert!(matches!(append(&mut twins, &wider, [1, 2, 64]), Err(Error::Length { .. })));
+    let centred = config.clone().with_key(Affine::per_token(Bits::B8, 64).with_center());
+    let mut others = Twins::new(&gpu, centred.clone(), 4);
+    let mut l = others.layer.memory(&centred);
+    // SAFETY: refused before anything is read or written.
+    l.means = unsafe { DeviceSliceMut::from_raw(0, l.means.len()) };
+    let (v, mut buffers) = (view([1, 2, 64]), Buffers::new(&gpu, 1, 1));
+    let mut s = buffers.memory((&mut twins.lengths, &mut twins.status));
+    let r = launch::append(&gpu.device, gpu.raw(), &centred, 0, &v, &v, &batch, &mut l, &mut s);
+    assert!(matches!(r, Err(Error::Address { what: "means", .. })));
     assert_eq!(gpu.down(&twins.lengths), before);
     assert!(DeviceSlice::from(&x).len() == 192);
 }

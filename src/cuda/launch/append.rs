@@ -149,8 +149,7 @@ pub fn append(
     }
     let width = batch.table_width()?;
     check::address("block_tables", batch.block_tables().address(), 4)?;
-    let mean_seats = if l.key.centered() { c.max_sequences * c.kv_heads * c.key_dim } else { 0 };
-    check::len("means", mean_seats, memory.means.len())?;
+    let means = rows_of("means", &memory.means, c, usize::from(l.key.centered()), c.key_dim)?;
     let window = c.window_rows();
     let tile_rows = if direct { DIRECT_ROWS } else { TILE };
     for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
@@ -191,7 +190,7 @@ pub fn append(
             scales_of("key_scales", memory.key_scales, &l.key, c.kv_heads)?,
             scales_of("value_scales", memory.value_scales, &l.value, c.kv_heads)?,
         ],
-        means: if mean_seats > 0 { memory.means.address() } else { 0 },
+        means,
         pages: memory.pages.address(),
         step: step.step.address(),
         block_tables: batch.block_tables().address(),

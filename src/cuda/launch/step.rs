@@ -123,8 +123,9 @@ impl StepMemory<'_> {
 /// layer reads, and makes the new ones the seats' own. One launch a step, not a layer.
 ///
 /// A sequence that cannot be served keeps its lengths, has no tokens in this step, and is counted in the status: a tile that
-/// closes has no block below `blocks`, there are more tokens than the configuration allows, the seat does not exist, or its rows
-/// do not fit the tensors. The device cannot see whether a seat comes twice; give each once.
+/// closes has no block below `blocks`, there are more tokens than the configuration allows, the seat does not exist or has lengths
+/// that no sequence can have, or its rows do not fit the tensors or come before those of an earlier sequence. Rows of no sequence
+/// are left out. The device cannot see whether a seat comes twice; give each once.
 ///
 /// # Errors
 /// [`Error::Length`] or [`Error::Address`] for memory that does not fit, [`Error::Unsupported`] for a batch of slots in
@@ -147,15 +148,15 @@ pub fn begin_step(
         Lengths::Seats(s) => (s.address(), 0),
         Lengths::Context(c) => (0, c.address()),
     };
-    if seats == 0 && config.residual.is_some() {
+    if let (Lengths::Context(_), Some(r)) = (batch.lengths, config.residual) {
         return Err(Error::Unsupported {
             what: "a step of slots",
-            got: format!("R = {}", config.residual.unwrap_or(0)),
+            got: format!("R = {r}"),
             why: "slots without seats are for direct mode; build the configuration with CacheConfig::direct"
                 .into(),
         });
     }
-    if seats != 0 && n > config.max_sequences {
+    if matches!(batch.lengths, Lengths::Seats(_)) && n > config.max_sequences {
         return Err(Error::Capacity {
             what: "sequences",
             needed: n,
