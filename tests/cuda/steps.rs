@@ -372,6 +372,7 @@ fn a_token_costs_what_it_weighs() {
         for step in 1..=64 {
             let mut s = buffers.memory((&mut twins.lengths, &mut twins.status));
             begin_step(&gpu.device, gpu.raw(), &config, 64, &batch, &mut s).unwrap();
+            gpu.stream.synchronize().unwrap();
             simulator.take_stats();
             let (mut l, v) = (twins.layer.memory(&config), x.view(shape));
             append(&gpu.device, gpu.raw(), &config, 0, &v, &v, &batch, &mut l, &mut s).unwrap();
