@@ -145,13 +145,22 @@ struct Job {
   int64_t slots[kRows];
 };
 
-__device__ void window_job(const QkvAppend& p, uint32_t op, uint32_t index, Job& job) {
+// Whether the rows of a sequence are in this layer's tensors: `begin_step` was told how many rows its own batch has.
+__device__ __forceinline__ bool has_rows(const QkvAppend& p, const QkvSequence& s) {
+  return s.first_row >= 0 && s.tokens >= 0 && (uint32_t)s.first_row + (uint32_t)s.tokens <= p.rows;
+}
+
+__device__ void window_job(const QkvAppend& p, uint32_t op, uint32_t head, uint32_t index, Job& job) {
   if (threadIdx.x < sizeof(QkvSequence) / 4) {
     ((int32_t*)&job.s)[threadIdx.x] = ((const int32_t*)p.step)[index * (sizeof(QkvSequence) / 4) + threadIdx.x];
   }
   __syncthreads();
   if (threadIdx.x != 0) return;
   const QkvSequence& s = job.s;
+  if (!has_rows(p, s)) {
+    job.s.tokens = 0;
+    if (op == 0 && head == 0) atomicAdd(&((QkvStatus*)p.status)->bad_rows, 1);
+  }
   job.index = index;
   job.tile = s.old_packed / QKV_TILE;
   job.end = s.new_packed / QKV_TILE;
@@ -172,7 +181,7 @@ __device__ void new_tile_job(const QkvAppend& p, uint32_t op, uint32_t j, Job& j
   const QkvSequence* step = (const QkvSequence*)p.step;
   for (uint32_t i = threadIdx.x; i < p.sequences; i += blockDim.x) {
     const QkvSequence s = step[i];
-    if (s.tokens < QKV_TILE || (op == 0 && one_block_closes(p, s))) continue;
+    if (s.tokens < QKV_TILE || !has_rows(p, s) || (op == 0 && one_block_closes(p, s))) continue;
     int32_t first = first_new_tile(s), row = s.first_row + first * QKV_TILE - s.old_len;
     int32_t ahead = max(0, ((int32_t)(j * QKV_TILE) - row + QKV_TILE - 1) / QKV_TILE);
     row += ahead * QKV_TILE;
@@ -226,8 +235,10 @@ __device__ void scatter_rows(const QkvAppend& p, const Operand& o, const Job& jo
 
 // Block of a tile. `begin_step` saw that it exists; a table that changed since must not lead outside the pool.
 __device__ int32_t block_of(const QkvAppend& p, const Job& job, int32_t tile) {
-  const int32_t block = ((const int32_t*)p.block_tables)[(uint64_t)job.index * p.table_width + tile];
-  if ((uint32_t)block < p.blocks) return block;
+  if ((uint32_t)tile < p.table_width) {
+    const int32_t block = ((const int32_t*)p.block_tables)[(uint64_t)job.index * p.table_width + tile];
+    if ((uint32_t)block < p.blocks) return block;
+  }
   if (threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, 1);
   return -1;
 }
@@ -253,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(128) qkv_append(const __grid_consta
   if (p.direct) {
     direct_job(p, op == 0 && head == 0, j, job);
   } else if (j < p.sequences) {
-    window_job(p, op, j, job);
+    window_job(p, op, head, j, job);
   } else {
     new_tile_job(p, op, j - p.sequences, job);
   }

@@ -346,6 +346,32 @@ fn a_layer_with_fewer_blocks_is_not_left() {
 }
 
 #[test]
+fn a_layer_with_another_batch_is_not_left() {
+    let gpu = Gpu::new();
+    let config = four_bits(1, 64, 1).with_residual(Some(0));
+    let mut twins = Twins::new(&gpu, config.clone(), 4);
+    let mut buffers = Buffers::new(&gpu, 1, 192);
+    let (ids, start, tables) = (gpu.up(&[0i32]), gpu.up(&[0i32, 192]), gpu.up(&[0i32, 1, 2]));
+    let x = gpu.up(&vec![1f32; 192 * 64]);
+    // Fewer rows than the step has, then a narrower table.
+    for (rows, width) in [(64, 3), (192, 2)] {
+        gpu.stream.memcpy_htod(&[0i32, 0], &mut twins.lengths).unwrap();
+        let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 192);
+        let mut step = buffers.memory((&mut twins.lengths, &mut twins.status));
+        begin_step(&gpu.device, gpu.raw(), &config, 4, &batch, &mut step).unwrap();
+        let (part, table) = (x.slice(..rows * 64), tables.slice(..width));
+        let view = DeviceTensor::thd(&part, [rows, 1, 64]).unwrap();
+        let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&table).into(), rows);
+        let mut l = twins.layer.memory(&config);
+        append(&gpu.device, gpu.raw(), &config, 0, &view, &view, &batch, &mut l, &mut step).unwrap();
+        gpu.stream.synchronize().unwrap();
+    }
+    let status = read_status(gpu.down(&twins.status).try_into().unwrap());
+    // The third tile of keys and of values.
+    assert_eq!((status.bad_rows, status.missing_blocks), (1, 2));
+}
+
+#[test]
 fn a_token_costs_what_it_weighs() {
     let gpu = Gpu::new();
     let Some(simulator) = gpu.simulator else { return };
