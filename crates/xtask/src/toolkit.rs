@@ -5,7 +5,7 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The compiler without the rest of a toolkit: 90 MB. Pinned to the series whose binaries load on driver 580 and newer.
+/// The compiler without the rest of a toolkit: 105 MB. Pinned to the series whose binaries load on driver 580 and newer.
 const WHEELS: [&str; 5] = [
     "nvidia-cuda-nvcc==13.0.88",
     "nvidia-cuda-runtime==13.0.96",
@@ -66,7 +66,7 @@ fn on_the_machine() -> bool {
 
 fn install(folder: &Path) -> Result<()> {
     eprintln!(
-        "no nvcc on this machine: installing NVIDIA's compiler (about 90 MB) into {}",
+        "no nvcc on this machine: installing NVIDIA's compiler (about 105 MB) into {}",
         folder.display()
     );
     let mut command = Command::new("python3");
