@@ -11,6 +11,9 @@
 //! | `DOCS_RS` | set by docs.rs: no kernels, documentation only |
 
 #[cfg(feature = "cuda")]
+#[path = "build/find.rs"]
+mod find;
+#[cfg(feature = "cuda")]
 #[path = "build/nvcc.rs"]
 mod nvcc;
 

@@ -1,5 +1,6 @@
 //! nvcc: finding it, choosing architectures, running it in parallel, keeping what has not changed.
 
+use super::find;
 use std::ffi::OsString;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
@@ -43,10 +44,10 @@ pub(crate) fn run() -> Result<()> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set; cargo sets it")?);
     let sources = if env::var_os("DOCS_RS").is_some() { Vec::new() } else { files("kernels", "cu")? };
     if !sources.is_empty() {
+        sweep(&out, &sources)?;
         let compiler = Compiler::new()?;
         compiler.build_all(&sources, &out)?;
     }
-    sweep(&out, &sources)?;
     let mut table = String::from("&[\n");
     for source in &sources {
         let name = stem(source);
@@ -96,7 +97,7 @@ impl Compiler {
             ["-fatbin", "-std=c++17", "-O3", "-Ikernels", "-fmad=false", "-Xptxas", "-v"]
                 .map(String::from)
                 .into();
-        // Line tables follow the profile's debug information: they are half of an image.
+        // Line tables follow the profile's debug information: they take as much room as code.
         if env::var("DEBUG").is_ok_and(|d| d != "false" && d != "0") {
             flags.push("-lineinfo".into());
         }
@@ -209,20 +210,10 @@ fn find() -> Result<PathBuf> {
         let nvcc = PathBuf::from(nvcc);
         return if nvcc.is_file() { Ok(nvcc) } else { Err(format!("NVCC={} is no file", nvcc.display())) };
     }
-    let roots = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"];
-    let roots =
-        roots.iter().filter_map(env::var_os).filter(|r| !r.is_empty()).map(|r| PathBuf::from(r).join("bin"));
-    let path = env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/lib/cuda/bin"].map(PathBuf::from);
-    let name = format!("nvcc{}", env::consts::EXE_SUFFIX);
-    let mut tried = Vec::new();
-    for folder in roots.chain(env::split_paths(&path)).chain(usual) {
-        let nvcc = folder.join(&name);
-        if nvcc.is_file() {
-            return Ok(nvcc);
-        }
-        tried.push(folder.display().to_string());
-    }
+    let tried = match find::nvcc() {
+        Ok(nvcc) => return Ok(nvcc),
+        Err(tried) => tried.iter().map(|d| d.display().to_string()).collect::<Vec<_>>(),
+    };
     Err(format!(
         "nvcc was not found. Install the CUDA toolkit ({}.{} or newer) and put nvcc on PATH, or set CUDA_HOME or NVCC.\n\
          A GPU is not needed to build. Without the feature `cuda`, qkv builds with its CPU backend only.\n\

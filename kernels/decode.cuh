@@ -62,7 +62,7 @@ __device__ __forceinline__ const uint32_t* row_pairs(const Coded& s, const Run& 
 template <bool Any, int P>
 __device__ __forceinline__ void decode(const Coded& s, const Run& run, uint32_t row, uint32_t c, float (&x)[P]) {
   const uint8_t* codes = s.codes + row * s.stride;
-  if (Any && (s.f.kind == QKV_KIND_F16 || s.f.kind == QKV_KIND_BF16)) {
+  if (Any && is_half(s.f.kind)) {
     uint32_t w[(P + 1) / 2];
     const uint16_t* h = (const uint16_t*)codes + c;
     if constexpr (P == 8) {

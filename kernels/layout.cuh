@@ -12,9 +12,12 @@ struct Place {
   uint32_t bit;
 };
 
+// Whether elements are stored as 16-bit floats.
+__host__ __device__ constexpr bool is_half(uint32_t kind) { return kind == QKV_KIND_F16 || kind == QKV_KIND_BF16; }
+
 __device__ __forceinline__ uint32_t code_bits(const QkvFormat& f) {
   if (f.kind == QKV_KIND_AFFINE) return f.bits;
-  return f.kind == QKV_KIND_F16 || f.kind == QKV_KIND_BF16 ? 16 : 8;
+  return is_half(f.kind) ? 16 : 8;
 }
 
 // 32-bit words of a lane in an operand's codes section, in fragment order.

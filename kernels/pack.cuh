@@ -17,11 +17,6 @@
 
 namespace qkv {
 
-// Bytes between the rows of a code buffer: the least that suits, for `bytes` bytes a row.
-__host__ __device__ constexpr uint32_t padded_stride(uint32_t bytes) {
-  return (bytes <= 16 ? 16 : (bytes - 16 + 127) / 128 * 128 + 16);
-}
-
 // Words that a warp moves at a time a lane, words of one block of the matrix, and blocks that these words are.
 template <int Bits>
 struct FragmentUnit {

@@ -7,8 +7,6 @@
 
 namespace qkv {
 
-__host__ __device__ constexpr bool is_half(uint32_t kind) { return kind == QKV_KIND_F16 || kind == QKV_KIND_BF16; }
-
 // Words between rows of a tile, and bytes between rows of its codes.
 __device__ __forceinline__ uint32_t tile_stride(const QkvFormat& f, uint32_t dim) {
   return unit_stride(dim, f.kind == QKV_KIND_AFFINE ? f.per_channel : 0, f.group);

@@ -57,28 +57,25 @@ kernels! {
 /// `repr(C)`, made from `kernels/abi.h`, without padding that is not a field.
 pub(crate) unsafe trait Parameters: Copy {}
 
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvHadamard {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvQuantize {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvDequantize {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvCopyBlocks {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvGather {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvConvertPages {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvCheckLayout {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvCheckMma {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvFp8 {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvBeginStep {}
-// SAFETY: made from `kernels/abi.h`.
-unsafe impl Parameters for abi::QkvAppend {}
+macro_rules! parameters {
+    ($($name:ident),* $(,)?) => {$(
+        // SAFETY: made from `kernels/abi.h`, which writes its padding out.
+        unsafe impl Parameters for abi::$name {}
+    )*};
+}
+parameters!(
+    QkvHadamard,
+    QkvQuantize,
+    QkvDequantize,
+    QkvCopyBlocks,
+    QkvGather,
+    QkvConvertPages,
+    QkvCheckLayout,
+    QkvCheckMma,
+    QkvFp8,
+    QkvBeginStep,
+    QkvAppend
+);
 
 /// How a kernel is started.
 #[derive(Debug, Clone, Copy)]
@@ -151,6 +148,10 @@ impl Device {
     /// device has.
     pub fn new(ordinal: usize) -> Result<Self> {
         static DEVICES: Mutex<Vec<(usize, Device)>> = Mutex::new(Vec::new());
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = devices.iter().find(|d| d.0 == ordinal) {
+            return Ok(device.clone());
+        }
         if !is_available() {
             return Err(Error::Cuda {
                 what: "the driver",
@@ -158,10 +159,6 @@ impl Device {
                     "no CUDA driver with a device was found; install NVIDIA's driver, or use the CPU backend"
                         .into(),
             });
-        }
-        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, device)) = devices.iter().find(|d| d.0 == ordinal) {
-            return Ok(device.clone());
         }
         let count = result::device::get_count().map_err(failed("counting devices"))? as usize;
         if ordinal >= count {

@@ -7,9 +7,7 @@ use crate::error::{Error, Result};
 use crate::format::{Axis, Format};
 use crate::layout::PageLayout;
 use crate::quant::hadamard::check_block;
-
-/// The most channels of a head.
-pub(crate) const MAX_DIM: usize = 512;
+use crate::quant::page::MAX_DIM;
 
 /// Formats and head dims of a layer's pages.
 #[derive(Debug, Clone, Copy)]

@@ -135,8 +135,9 @@ impl Twins {
         gpu.stream.synchronize().unwrap();
     }
 
-    /// Everything that the device holds is what the CPU holds.
-    fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) {
+    /// Everything that the device holds is what the CPU holds. Returns how many pages there are.
+    fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
+        let mut pages_compared = 0;
         let (c, l) = (&self.config, &self.config.layers[0]);
         let pages = PageLayout::new(&l.key, &l.value, c.key_dim, c.value_dim);
         let lengths = gpu.down(&self.lengths);
@@ -156,6 +157,7 @@ impl Twins {
                     let at = (*block as usize * c.kv_heads + head) * pages.page_bytes;
                     let got = &device_pages[at..at + pages.page_bytes];
                     let different = got.iter().zip(&want).position(|(a, b)| a != b);
+                    pages_compared += 1;
                     assert_eq!(different, None, "{what}: byte of {pages:?}, tile {tile} head {head}");
                     if l.key.centered() {
                         let mean = &exported[64..64 + 2 * c.key_dim];
@@ -174,6 +176,7 @@ impl Twins {
         let mut want = CacheStatus::default();
         want.clamped_values = self.cpu.stats().clamped_values;
         assert_eq!(read_status(words), want, "{what}");
+        pages_compared
     }
 
     fn compare_exact(&self, gpu: &Gpu, seat: Seat, (len, packed): (usize, usize), what: &str) {
@@ -291,6 +294,7 @@ fn any_config(random: &mut Random) -> CacheConfig {
 #[test]
 fn random_histories_hold_what_the_cpu_holds() {
     let gpu = Gpu::new();
+    let mut pages = 0;
     for seed in 0..24 {
         let mut random = Random::new(100 + seed);
         let config = any_config(&mut random);
@@ -329,6 +333,7 @@ fn random_histories_hold_what_the_cpu_holds() {
         };
         let counts: Vec<usize> = seats.iter().map(|s| up(&twins, s)).collect();
         twins.step(&gpu, &mut random, &seats, &counts, false);
-        twins.compare(&gpu, &seats, &what);
+        pages += twins.compare(&gpu, &seats, &what);
     }
+    assert!(pages >= 100, "only {pages} pages were written");
 }

@@ -414,6 +414,9 @@ fn a_token_costs_what_it_weighs() {
             } else {
                 1.1 * 2.0 * row + 64.0 * row + page
             };
+            // What comes in, and what has to go out.
+            let least = if config.residual.is_none() { 1.5 * row } else { 2.0 * row };
+            assert!(bytes >= least, "{:?} step {step}: {bytes}, at least {least}", config.residual);
             assert!(bytes <= most, "{:?} step {step}: {bytes} of {most}", config.residual);
             assert_eq!(stats[0].total.shared_conflicts, 0, "{:?} step {step}", config.residual);
         }

@@ -3,7 +3,7 @@
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use half::{bf16, f16};
 use ptxsim::testing::{Simulator, ensure_driver};
-use qkv::cuda::{Device, DeviceElement, DeviceTensor, DeviceTensorMut, RawStream};
+use qkv::cuda::{Device, DeviceTensor, DeviceTensorMut, RawStream};
 use qkv::{Data, Dtype, Shape};
 use std::sync::Arc;
 
@@ -118,11 +118,6 @@ impl Memory {
             Memory::F32(x) => Host::F32(gpu.down(x)),
         }
     }
-}
-
-/// `T` of a generic element type, for tests that need it by name.
-pub(crate) fn dtype_of<T: DeviceElement>() -> Dtype {
-    T::DTYPE
 }
 
 /// Deterministic numbers.

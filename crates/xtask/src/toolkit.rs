@@ -1,5 +1,8 @@
 //! A CUDA toolkit for builds: the machine's own, or the compiler's wheels from PyPI under `target/`.
 
+#[path = "../../../build/find.rs"]
+mod find;
+
 use crate::model::{root, target};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
@@ -13,9 +16,6 @@ const WHEELS: [&str; 5] = [
     "nvidia-nvvm==13.0.88",
     "nvidia-cuda-crt==13.0.88",
 ];
-
-/// Variables that name a toolkit's folder.
-const HOMES: [&str; 4] = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"];
 
 /// What a build with the feature `cuda` is told by the environment.
 #[derive(Debug, Clone)]
@@ -57,11 +57,7 @@ impl Toolkit {
 }
 
 fn on_the_machine() -> bool {
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/lib/cuda/bin"].map(PathBuf::from);
-    let homes = HOMES.iter().filter_map(std::env::var_os).map(|h| PathBuf::from(h).join("bin"));
-    std::env::var_os("NVCC").is_some_and(|n| Path::new(&n).is_file())
-        || homes.chain(std::env::split_paths(&path)).chain(usual).any(|d| d.join("nvcc").is_file())
+    std::env::var_os("NVCC").is_some_and(|n| Path::new(&n).is_file()) || find::nvcc().is_ok()
 }
 
 fn install(folder: &Path) -> Result<()> {

@@ -1,12 +1,13 @@
 use super::Grid;
 use super::step::{DeviceBatch, StepMemory};
 use crate::config::{CacheConfig, LayerConfig};
-use crate::cuda::abi::{QKV_BF16, QKV_F16, QKV_MAX_GROUP, QkvAppend};
+use crate::cuda::abi::{QKV_BF16, QKV_F16, QkvAppend};
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream, check, parameters};
 use crate::error::{Error, Result};
 use crate::format::Format;
 use crate::layout::{OperandLayout, TILE};
+use crate::quant::affine::MAX_GROUP;
 use crate::tensor::Dtype;
 
 const THREADS: u32 = 128;
@@ -153,11 +154,11 @@ pub fn append(
     let window = c.window_rows();
     let tile_rows = if direct { DIRECT_ROWS } else { TILE };
     for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
-        if f.as_affine().is_some_and(|a| a.group > QKV_MAX_GROUP as usize) {
+        if f.as_affine().is_some_and(|a| a.group > MAX_GROUP) {
             return Err(Error::Unsupported {
                 what,
                 got: format!("groups of {} channels", f.as_affine().map_or(0, |a| a.group)),
-                why: format!("groups on the GPU have at most {QKV_MAX_GROUP} elements; use smaller ones"),
+                why: format!("groups on the GPU have at most {MAX_GROUP} elements; use smaller ones"),
             });
         }
     }

@@ -1,12 +1,13 @@
 use super::{Grid, blocks};
 use crate::cuda::abi::{QKV_ORDER_FRAGMENT, QKV_ORDER_ROW, QkvDequantize, QkvOperand};
 use crate::cuda::device::Kernel;
-use crate::cuda::pages::MAX_DIM;
 use crate::cuda::{Device, DeviceSlice, DeviceTensorMut, PageFormat, RawStream, check, parameters};
 use crate::error::{Error, Result};
 use crate::format::{Affine, Axis};
 use crate::layout::{Operand, TILE, row_bytes};
+use crate::quant::affine::MAX_GROUP;
 use crate::quant::hadamard::check_block;
+use crate::quant::page::MAX_DIM;
 
 const THREADS: u32 = 128;
 
@@ -61,8 +62,8 @@ pub fn code_lengths(
     if dim > MAX_DIM {
         return no("tensor", format!("{dim} channels"), format!("heads have at most {MAX_DIM} channels"));
     }
-    if !(2..=256).contains(&format.group) {
-        return no("group", format.group.to_string(), "groups have 2 to 256 elements".into());
+    if !(2..=MAX_GROUP).contains(&format.group) {
+        return no("group", format.group.to_string(), format!("groups have 2 to {MAX_GROUP} elements"));
     }
     if format.axis == Axis::PerToken && format.group > dim {
         return no(

@@ -1,9 +1,9 @@
 use super::{Grid, blocks};
-use crate::cuda::abi::{
-    QKV_KIND_E4M3, QKV_KIND_E5M2, QKV_SCALE_HEAD, QKV_SCALE_TENSOR, QKV_SCALE_TOKEN_HEAD, QkvFp8, QkvTensor,
-};
+use crate::cuda::abi::{QkvFp8, QkvTensor};
 use crate::cuda::device::Kernel;
-use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check};
+use crate::cuda::{
+    Device, DeviceSlice, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters,
+};
 use crate::error::{Error, Result};
 use crate::format::{Fp8, Fp8Kind, Granularity};
 
@@ -27,19 +27,8 @@ pub fn fp8_absmax_workspace(dims: [usize; 3], granularity: Granularity) -> usize
 }
 
 fn base(x: QkvTensor, format: Fp8) -> QkvFp8 {
-    QkvFp8 {
-        x,
-        kind: match format.kind {
-            Fp8Kind::E4M3 => QKV_KIND_E4M3,
-            Fp8Kind::E5M2 => QKV_KIND_E5M2,
-        },
-        granularity: match format.granularity {
-            Granularity::Tensor => QKV_SCALE_TENSOR,
-            Granularity::Head => QKV_SCALE_HEAD,
-            Granularity::TokenHead => QKV_SCALE_TOKEN_HEAD,
-        },
-        ..QkvFp8::default()
-    }
+    let f = parameters::format(&format.into());
+    QkvFp8 { x, kind: f.kind, granularity: f.granularity, ..QkvFp8::default() }
 }
 
 fn check_bytes(dims: [usize; 3], address: u64, len: usize) -> Result<()> {

@@ -1,4 +1,4 @@
-use super::dequantize::{CodeOrder, code_lengths};
+use super::dequantize::{CodeLengths, CodeOrder, code_lengths};
 use super::{Grid, blocks};
 use crate::cuda::abi::{QKV_ORDER_FRAGMENT, QKV_ORDER_ROW, QkvOperand, QkvQuantize};
 use crate::cuda::device::Kernel;
@@ -51,7 +51,7 @@ pub fn quantize(
         clamped: clamped.map_or(0, |c| c.address()),
         ..QkvQuantize::default()
     };
-    start(device, stream, x, format, order, codes, parameters)
+    start(device, stream, x, format, order, codes, lengths, parameters)
 }
 
 /// Codes of `x` for pairs that are given: the bits of [`quant::quantize_with`](crate::quant::quantize_with). `pairs` holds step, min,
@@ -77,14 +77,14 @@ pub fn quantize_with(
     };
     format.fit = Fit::MinMax;
     let batch = x.shape().batch_tokens;
-    code_lengths(x.dims(), batch, &format, order)?;
+    let lengths = code_lengths(x.dims(), batch, &format, order)?;
     let count = code_lengths(x.dims(), batch, &format, CodeOrder::Rows)?.pairs;
     check::len("pairs", count.saturating_mul(2), pairs.len())?;
     if count > 0 {
         check::address("pairs", pairs.address(), 8)?;
     }
     let parameters = QkvQuantize { given: pairs.address(), ..QkvQuantize::default() };
-    start(device, stream, x, &format, order, codes, parameters)
+    start(device, stream, x, &format, order, codes, lengths, parameters)
 }
 
 /// How the work is cut.
@@ -192,6 +192,7 @@ impl Cut {
     }
 }
 
+#[allow(clippy::too_many_arguments)]
 fn start(
     device: &Device,
     stream: RawStream<'_>,
@@ -199,11 +200,11 @@ fn start(
     format: &Affine,
     order: CodeOrder,
     codes: DeviceSliceMut<'_, u8>,
+    lengths: CodeLengths,
     parameters: QkvQuantize,
 ) -> Result<()> {
     let dims = x.dims();
     let batch = x.shape().batch_tokens.max(1);
-    let lengths = code_lengths(dims, batch, format, order)?;
     check::len("codes", lengths.codes, codes.len())?;
     if dims.contains(&0) {
         return Ok(());

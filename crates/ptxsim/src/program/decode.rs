@@ -2,6 +2,7 @@
 
 use super::calls::{Reached, reach};
 use super::code::*;
+use super::kernel::Kernel;
 use super::operands::{Layout, Place, Rows, flatten, literal};
 use super::plan::{branch_targets, label, plan};
 use super::{Image, LoadError};

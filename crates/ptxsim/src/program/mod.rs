@@ -10,6 +10,7 @@ mod calls;
 mod code;
 mod decode;
 mod flow;
+mod kernel;
 mod memory_ops;
 mod operands;
 mod plan;
@@ -18,7 +19,7 @@ mod sync_ops;
 pub(crate) use calls::function_index;
 pub(crate) use code::*;
 
-pub use code::Kernel;
+pub use kernel::Kernel;
 
 use crate::card::Card;
 use crate::memory::{GlobalMemory, MemoryError};

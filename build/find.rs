@@ -1,0 +1,25 @@
+//! Where nvcc is looked for, `NVCC` aside: shared by the build script and the project's commands.
+
+use std::env;
+use std::path::PathBuf;
+
+/// Variables that name a toolkit's folder.
+const HOMES: [&str; 4] = ["CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_ROOT_DIR"];
+
+/// nvcc of a named toolkit, on `PATH` or in the usual places; else the folders that were looked in.
+pub(crate) fn nvcc() -> Result<PathBuf, Vec<PathBuf>> {
+    let homes = HOMES.iter().filter_map(env::var_os).filter(|h| !h.is_empty());
+    let homes = homes.map(|h| PathBuf::from(h).join("bin"));
+    let path = env::var_os("PATH").unwrap_or_default();
+    let usual = ["/usr/local/cuda/bin", "/opt/cuda/bin", "/usr/lib/cuda/bin"].map(PathBuf::from);
+    let name = format!("nvcc{}", env::consts::EXE_SUFFIX);
+    let mut tried = Vec::new();
+    for folder in homes.chain(env::split_paths(&path)).chain(usual) {
+        let nvcc = folder.join(&name);
+        if nvcc.is_file() {
+            return Ok(nvcc);
+        }
+        tried.push(folder);
+    }
+    Err(tried)
+}
