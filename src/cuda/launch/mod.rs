@@ -11,6 +11,7 @@ mod dequantize;
 mod fp8;
 mod hadamard;
 mod pages;
+mod params;
 mod quantize;
 mod step;
 
@@ -21,6 +22,7 @@ pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequanti
 pub use fp8::{fp8_absmax, fp8_absmax_workspace, fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count};
 pub use hadamard::hadamard;
 pub use pages::{GatherInputs, PageList, convert_pages, copy_blocks, gather};
+pub use params::DeviceAttendParams;
 pub use quantize::{quantize, quantize_with};
 pub use step::{DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, begin_step, read_status};
 
