@@ -114,9 +114,6 @@ impl Compiler {
         }
         let mut key = DefaultHasher::new();
         (version, &flags).hash(&mut key);
-        for header in files("kernels", "h")?.into_iter().chain(files("kernels", "cuh")?) {
-            read(&header)?.hash(&mut key);
-        }
         Ok(Self { nvcc, flags, environment: host.environment, key })
     }
 
@@ -148,7 +145,7 @@ impl Compiler {
         let image = out.join(stem(source)).with_extension("fatbin");
         let (stamp, report) = (image.with_extension("key"), image.with_extension("ptxas"));
         let mut key = self.key.clone();
-        read(source)?.hash(&mut key);
+        hash_with_includes(source, &mut Vec::new(), &mut key)?;
         let key = format!("{:016x}", key.finish());
         if image.exists() && report.exists() && fs::read_to_string(&stamp).is_ok_and(|k| k == key) {
             return Ok(());
@@ -174,6 +171,24 @@ impl Compiler {
         write(&report, &said)?;
         write(&stamp, &key)
     }
+}
+
+/// A source and every header of ours that it includes, each once.
+fn hash_with_includes(file: &Path, seen: &mut Vec<PathBuf>, key: &mut DefaultHasher) -> Result<()> {
+    let file = file.canonicalize().map_err(|e| format!("{}: {e}", file.display()))?;
+    if seen.contains(&file) {
+        return Ok(());
+    }
+    let text = read(&file)?;
+    text.hash(key);
+    seen.push(file.clone());
+    for line in String::from_utf8_lossy(&text).lines() {
+        let name = line.trim().strip_prefix("#include \"").and_then(|l| l.split('"').next());
+        if let (Some(name), Some(folder)) = (name, file.parent()) {
+            hash_with_includes(&folder.join(name), seen, key)?;
+        }
+    }
+    Ok(())
 }
 
 /// The compiler that nvcc hands host code to.

@@ -377,6 +377,68 @@ struct QkvConvertPages {
 };
 QKV_SIZE(QkvConvertPages, 232);
 
+/* Attention of the new tokens of a step over one layer of a cache. */
+struct QkvAttend {
+  /* [rows, query heads, key dim] */
+  struct QkvTensor q;
+  /* [rows, query heads, value dim] */
+  struct QkvTensor out;
+  struct QkvFormat format[2];
+  struct QkvOperand at[2];
+  /* f16 or bf16 [max_sequences, heads, window_rows, dim] of this layer. */
+  uint64_t window[2];
+  /* f16 or bf16 [max_sequences, heads, sinks, dim] of this layer. */
+  uint64_t sink[2];
+  /* f32 [heads]: static FP8 scales; 0 for other formats. */
+  uint64_t scales[2];
+  /* f16 [max_sequences, heads, key dim] of this layer; 0 if keys are not centred. */
+  uint64_t means;
+  /* Pages of this layer: [blocks, heads] of page_bytes. */
+  uint64_t pages;
+  /* QkvSequence [sequences]. */
+  uint64_t step;
+  /* i32 [sequences, table_width]. */
+  uint64_t block_tables;
+  /* f32 [rows, query heads], natural logarithm, or 0. */
+  uint64_t lse;
+  /* f32 [query heads], or 0. */
+  uint64_t sink_logits;
+  /* Partial results of split units: QkvAttend.blocks_launched * 2 of (value dim + 2) * columns f32. */
+  uint64_t workspace;
+  /* QkvStatus. */
+  uint64_t status;
+  uint32_t heads;
+  /* Query heads of a kv head. */
+  uint32_t group;
+  uint32_t sequences;
+  uint32_t table_width;
+  uint32_t blocks;
+  uint32_t page_bytes;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* QKV_F16 or QKV_BF16: of window and sinks. */
+  uint32_t window_dtype;
+  /* 1: direct mode. */
+  uint32_t direct;
+  /* New tokens of a sequence at most. */
+  uint32_t max_query;
+  /* Columns (query, head of the group) that a unit of work has, and units that it takes for all of them. */
+  uint32_t columns;
+  uint32_t column_blocks;
+  /* Tokens that a query sees, itself included; 0 = all. */
+  uint32_t sliding_window;
+  /* Cost of a page, of 64 exact rows and of a unit, in one measure. */
+  uint32_t page_weight;
+  uint32_t row_weight;
+  uint32_t unit_weight;
+  /* Blocks of the attend launch. */
+  uint32_t blocks_launched;
+  float scale;
+  /* 0 = none. */
+  float softcap;
+};
+QKV_SIZE(QkvAttend, 496);
+
 /* Tests: the place of every bit. */
 struct QkvCheckLayout {
   struct QkvFormat format;

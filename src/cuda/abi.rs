@@ -504,6 +504,88 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct QkvAttend {
+    pub q: QkvTensor,
+    pub out: QkvTensor,
+    pub format: [QkvFormat; 2usize],
+    pub at: [QkvOperand; 2usize],
+    pub window: [u64; 2usize],
+    pub sink: [u64; 2usize],
+    pub scales: [u64; 2usize],
+    pub means: u64,
+    pub pages: u64,
+    pub step: u64,
+    pub block_tables: u64,
+    pub lse: u64,
+    pub sink_logits: u64,
+    pub workspace: u64,
+    pub status: u64,
+    pub heads: u32,
+    pub group: u32,
+    pub sequences: u32,
+    pub table_width: u32,
+    pub blocks: u32,
+    pub page_bytes: u32,
+    pub window_rows: u32,
+    pub sinks: u32,
+    pub window_dtype: u32,
+    pub direct: u32,
+    pub max_query: u32,
+    pub columns: u32,
+    pub column_blocks: u32,
+    pub sliding_window: u32,
+    pub page_weight: u32,
+    pub row_weight: u32,
+    pub unit_weight: u32,
+    pub blocks_launched: u32,
+    pub scale: f32,
+    pub softcap: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvAttend"][::core::mem::size_of::<QkvAttend>() - 496usize];
+    ["Alignment of QkvAttend"][::core::mem::align_of::<QkvAttend>() - 8usize];
+    ["Offset of field: QkvAttend::q"][::core::mem::offset_of!(QkvAttend, q) - 0usize];
+    ["Offset of field: QkvAttend::out"][::core::mem::offset_of!(QkvAttend, out) - 72usize];
+    ["Offset of field: QkvAttend::format"][::core::mem::offset_of!(QkvAttend, format) - 144usize];
+    ["Offset of field: QkvAttend::at"][::core::mem::offset_of!(QkvAttend, at) - 240usize];
+    ["Offset of field: QkvAttend::window"][::core::mem::offset_of!(QkvAttend, window) - 304usize];
+    ["Offset of field: QkvAttend::sink"][::core::mem::offset_of!(QkvAttend, sink) - 320usize];
+    ["Offset of field: QkvAttend::scales"][::core::mem::offset_of!(QkvAttend, scales) - 336usize];
+    ["Offset of field: QkvAttend::means"][::core::mem::offset_of!(QkvAttend, means) - 352usize];
+    ["Offset of field: QkvAttend::pages"][::core::mem::offset_of!(QkvAttend, pages) - 360usize];
+    ["Offset of field: QkvAttend::step"][::core::mem::offset_of!(QkvAttend, step) - 368usize];
+    ["Offset of field: QkvAttend::block_tables"][::core::mem::offset_of!(QkvAttend, block_tables) - 376usize];
+    ["Offset of field: QkvAttend::lse"][::core::mem::offset_of!(QkvAttend, lse) - 384usize];
+    ["Offset of field: QkvAttend::sink_logits"][::core::mem::offset_of!(QkvAttend, sink_logits) - 392usize];
+    ["Offset of field: QkvAttend::workspace"][::core::mem::offset_of!(QkvAttend, workspace) - 400usize];
+    ["Offset of field: QkvAttend::status"][::core::mem::offset_of!(QkvAttend, status) - 408usize];
+    ["Offset of field: QkvAttend::heads"][::core::mem::offset_of!(QkvAttend, heads) - 416usize];
+    ["Offset of field: QkvAttend::group"][::core::mem::offset_of!(QkvAttend, group) - 420usize];
+    ["Offset of field: QkvAttend::sequences"][::core::mem::offset_of!(QkvAttend, sequences) - 424usize];
+    ["Offset of field: QkvAttend::table_width"][::core::mem::offset_of!(QkvAttend, table_width) - 428usize];
+    ["Offset of field: QkvAttend::blocks"][::core::mem::offset_of!(QkvAttend, blocks) - 432usize];
+    ["Offset of field: QkvAttend::page_bytes"][::core::mem::offset_of!(QkvAttend, page_bytes) - 436usize];
+    ["Offset of field: QkvAttend::window_rows"][::core::mem::offset_of!(QkvAttend, window_rows) - 440usize];
+    ["Offset of field: QkvAttend::sinks"][::core::mem::offset_of!(QkvAttend, sinks) - 444usize];
+    ["Offset of field: QkvAttend::window_dtype"][::core::mem::offset_of!(QkvAttend, window_dtype) - 448usize];
+    ["Offset of field: QkvAttend::direct"][::core::mem::offset_of!(QkvAttend, direct) - 452usize];
+    ["Offset of field: QkvAttend::max_query"][::core::mem::offset_of!(QkvAttend, max_query) - 456usize];
+    ["Offset of field: QkvAttend::columns"][::core::mem::offset_of!(QkvAttend, columns) - 460usize];
+    ["Offset of field: QkvAttend::column_blocks"]
+        [::core::mem::offset_of!(QkvAttend, column_blocks) - 464usize];
+    ["Offset of field: QkvAttend::sliding_window"]
+        [::core::mem::offset_of!(QkvAttend, sliding_window) - 468usize];
+    ["Offset of field: QkvAttend::page_weight"][::core::mem::offset_of!(QkvAttend, page_weight) - 472usize];
+    ["Offset of field: QkvAttend::row_weight"][::core::mem::offset_of!(QkvAttend, row_weight) - 476usize];
+    ["Offset of field: QkvAttend::unit_weight"][::core::mem::offset_of!(QkvAttend, unit_weight) - 480usize];
+    ["Offset of field: QkvAttend::blocks_launched"]
+        [::core::mem::offset_of!(QkvAttend, blocks_launched) - 484usize];
+    ["Offset of field: QkvAttend::scale"][::core::mem::offset_of!(QkvAttend, scale) - 488usize];
+    ["Offset of field: QkvAttend::softcap"][::core::mem::offset_of!(QkvAttend, softcap) - 492usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct QkvCheckLayout {
     pub format: QkvFormat,
     pub at: QkvOperand,

@@ -49,6 +49,16 @@ kernels! {
     BeginStep = "begin_step"::"qkv_begin_step",
     /// New keys and values into a layer.
     Append = "append"::"qkv_append",
+    /// Attention over pages of any format, by head dim.
+    AttendAny64 = "attend_any_64"::"qkv_attend_any_64",
+    AttendAny80 = "attend_any_80"::"qkv_attend_any_80",
+    AttendAny96 = "attend_any_96"::"qkv_attend_any_96",
+    AttendAny112 = "attend_any_112"::"qkv_attend_any_112",
+    AttendAny128 = "attend_any_128"::"qkv_attend_any_128",
+    AttendAny256 = "attend_any_256"::"qkv_attend_any_256",
+    AttendAny192x128 = "attend_any_192_128"::"qkv_attend_any_192_128",
+    /// Joins the partial results of an attention launch.
+    Combine = "combine"::"qkv_combine",
 }
 
 /// A parameter block that kernels take by value.
@@ -74,7 +84,8 @@ parameters!(
     QkvCheckMma,
     QkvFp8,
     QkvBeginStep,
-    QkvAppend
+    QkvAppend,
+    QkvAttend
 );
 
 /// How a kernel is started.

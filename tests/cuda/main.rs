@@ -6,6 +6,7 @@ mod gpu;
 
 mod anchors;
 mod append;
+mod attend;
 mod dequantize;
 mod fp8;
 mod hadamard;

@@ -6,7 +6,7 @@ use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream, check, parameters};
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::layout::{OperandLayout, TILE};
+use crate::layout::{OperandLayout, PageLayout, TILE};
 use crate::quant::affine::MAX_GROUP;
 use crate::tensor::Dtype;
 
@@ -46,7 +46,7 @@ pub fn page_bytes(config: &CacheConfig, layer: usize) -> Result<usize> {
     Ok(config.page_layout(layer_of(config, layer)?).page_bytes)
 }
 
-fn layer_of(config: &CacheConfig, layer: usize) -> Result<&LayerConfig> {
+pub(super) fn layer_of(config: &CacheConfig, layer: usize) -> Result<&LayerConfig> {
     let limit = config.layers.len();
     config.layers.get(layer).ok_or(Error::OutOfRange { what: "layer", got: layer as i64, limit })
 }
@@ -88,6 +88,72 @@ fn scales_of(what: &'static str, memory: DeviceSlice<'_, f32>, f: &Format, heads
     Ok(memory.address())
 }
 
+/// A layer's memory as kernels take it.
+#[derive(Debug)]
+pub(super) struct LayerParts {
+    pub(super) pages: PageLayout,
+    pub(super) blocks: usize,
+    pub(super) window: [u64; 2],
+    pub(super) sink: [u64; 2],
+    pub(super) scales: [u64; 2],
+    pub(super) means: u64,
+    /// `QKV_F16` or `QKV_BF16`.
+    pub(super) window_dtype: u32,
+}
+
+impl LayerParts {
+    /// Checks sizes and alignment of everything.
+    pub(super) fn new(c: &CacheConfig, l: &LayerConfig, memory: &LayerMemory<'_>) -> Result<Self> {
+        let direct = c.residual.is_none();
+        let window_dtype = match c.window_dtype {
+            Dtype::F16 => QKV_F16,
+            Dtype::Bf16 => QKV_BF16,
+            Dtype::F32 if direct => QKV_F16,
+            Dtype::F32 => {
+                return Err(Error::Unsupported {
+                    what: "window_dtype",
+                    got: "F32".into(),
+                    why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
+                });
+            }
+        };
+        let pages = c.page_layout(l);
+        let block_bytes = pages.page_bytes * c.kv_heads;
+        if !memory.pages.len().is_multiple_of(block_bytes) {
+            return Err(Error::Length {
+                what: "pages (whole blocks)",
+                expected: block_bytes,
+                got: memory.pages.len(),
+            });
+        }
+        let blocks = memory.pages.len() / block_bytes;
+        check::count("blocks", blocks)?;
+        if blocks > 0 {
+            check::address("pages", memory.pages.address(), 16)?;
+        }
+
+        let window = c.window_rows();
+        Ok(Self {
+            pages,
+            blocks,
+            window: [
+                rows_of("key_window", &memory.key_window, c, window, c.key_dim)?,
+                rows_of("value_window", &memory.value_window, c, window, c.value_dim)?,
+            ],
+            sink: [
+                rows_of("key_sinks", &memory.key_sinks, c, c.sinks, c.key_dim)?,
+                rows_of("value_sinks", &memory.value_sinks, c, c.sinks, c.value_dim)?,
+            ],
+            scales: [
+                scales_of("key_scales", memory.key_scales, &l.key, c.kv_heads)?,
+                scales_of("value_scales", memory.value_scales, &l.value, c.kv_heads)?,
+            ],
+            means: rows_of("means", &memory.means, c, usize::from(l.key.centered()), c.key_dim)?,
+            window_dtype,
+        })
+    }
+}
+
 /// Stores new keys and values `[rows, kv_heads, dim]` of a batch in one layer, in one launch: closes every tile that the step
 /// completes (fit, codes, pairs, in fragment order), then writes window and sink rows; in direct mode each token goes to its slot.
 /// `batch` and `memory` are those of [`begin_step`](super::begin_step), which comes before on the same stream.
@@ -122,36 +188,10 @@ pub fn append(
     check::count("rows", rows)?;
     step.check(c, sequences, rows)?;
     let direct = c.residual.is_none();
-    let window_dtype = match c.window_dtype {
-        Dtype::F16 => QKV_F16,
-        Dtype::Bf16 => QKV_BF16,
-        Dtype::F32 if direct => QKV_F16,
-        Dtype::F32 => {
-            return Err(Error::Unsupported {
-                what: "window_dtype",
-                got: "F32".into(),
-                why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
-            });
-        }
-    };
-    let pages = c.page_layout(l);
-    let block_bytes = pages.page_bytes * c.kv_heads;
-    if !memory.pages.len().is_multiple_of(block_bytes) {
-        return Err(Error::Length {
-            what: "pages (whole blocks)",
-            expected: block_bytes,
-            got: memory.pages.len(),
-        });
-    }
-    let blocks = memory.pages.len() / block_bytes;
-    check::count("blocks", blocks)?;
-    if blocks > 0 {
-        check::address("pages", memory.pages.address(), 16)?;
-    }
+    let parts = LayerParts::new(c, l, memory)?;
+    let (pages, blocks) = (parts.pages, parts.blocks);
     let width = batch.table_width()?;
     check::address("block_tables", batch.block_tables().address(), 4)?;
-    let means = rows_of("means", &memory.means, c, usize::from(l.key.centered()), c.key_dim)?;
-    let window = c.window_rows();
     let tile_rows = if direct { DIRECT_ROWS } else { TILE };
     for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
         if f.as_affine().is_some_and(|a| a.group > MAX_GROUP) {
@@ -179,19 +219,10 @@ pub fn append(
         input: [k.parameters(), v.parameters()],
         format: [parameters::format(&l.key), parameters::format(&l.value)],
         at: [parameters::operand(&pages.key, false), parameters::operand(&pages.value, true)],
-        window: [
-            rows_of("key_window", &memory.key_window, c, window, c.key_dim)?,
-            rows_of("value_window", &memory.value_window, c, window, c.value_dim)?,
-        ],
-        sink: [
-            rows_of("key_sinks", &memory.key_sinks, c, c.sinks, c.key_dim)?,
-            rows_of("value_sinks", &memory.value_sinks, c, c.sinks, c.value_dim)?,
-        ],
-        scales: [
-            scales_of("key_scales", memory.key_scales, &l.key, c.kv_heads)?,
-            scales_of("value_scales", memory.value_scales, &l.value, c.kv_heads)?,
-        ],
-        means,
+        window: parts.window,
+        sink: parts.sink,
+        scales: parts.scales,
+        means: parts.means,
         pages: memory.pages.address(),
         step: step.step.address(),
         block_tables: batch.block_tables().address(),
@@ -203,9 +234,9 @@ pub fn append(
         table_width: width as u32,
         blocks: blocks as u32,
         page_bytes: pages.page_bytes as u32,
-        window_rows: window as u32,
+        window_rows: c.window_rows() as u32,
         sinks: c.sinks as u32,
-        window_dtype,
+        window_dtype: parts.window_dtype,
         direct: u32::from(direct),
         tile_bytes: tile_bytes as u32,
         code_bytes: code_bytes as u32,

@@ -6,6 +6,7 @@
 //! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
 
 mod append;
+mod attend;
 mod checks;
 mod dequantize;
 mod fp8;
@@ -16,6 +17,7 @@ mod quantize;
 mod step;
 
 pub use append::{LayerMemory, append, page_bytes};
+pub use attend::{attend, attend_workspace};
 #[doc(hidden)]
 pub use checks::{Product, check_layout, check_mma};
 pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};

@@ -1,0 +1,262 @@
+// Scores of a page's 64 tokens on the f16 path: codes are operand A as f16 subnormals, queries operand B. Step and min are
+// applied to the sums of a group (per token), or to the queries before (per channel); nothing multiplies an element.
+//
+// Lane 4g + t gets s[i][j]: token 16 (i / 2) + 8 (i mod 2) + g, its column j = 8 (j / 2) + 2t + j mod 2.
+#pragma once
+#include "codes.cuh"
+#include "state.cuh"
+
+namespace qkv {
+
+// The queries in shared memory.
+template <int D, int NT>
+struct HalfQuery {
+  // f16 for pages; bf16 pages: the bf16 high and low parts.
+  uint2 page[NT][Dims<D>::kSteps][32];
+  uint2 page_low[NT][Dims<D>::kSteps][32];
+  // High and low part in the type of exact rows.
+  uint2 rows[2][NT][Dims<D>::kRowSteps][32];
+  // B operands of 8 rows that make min * (sum of the queries of a group) of a (step, min) pair.
+  uint32_t zero[NT][Dims<D>::kBlocks][32];
+  // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
+  float page_factor[8 * NT], row_factor[8 * NT], mean[8 * NT];
+};
+
+// `Run`: blocks of 32 channels of a group.
+template <int Run, int D, int NT>
+__device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& q, uint32_t warp, uint32_t lane) {
+  constexpr int kBlocks = Dims<D>::kBlocks;
+  const QkvFormat& f = p.format[0];
+  const bool bfloat_rows = p.window_dtype == QKV_BF16, bfloat_pages = f.kind == QKV_KIND_BF16;
+  float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;
+  for (uint32_t c = warp; c < 8 * NT; c += kWarps) {
+    uint32_t n = c % 8;
+    QueryRow<D> row;
+    row.load(p, u, c, lane);
+    float norm = normalizer(row.most());
+    uint16_t* high = (uint16_t*)q.rows[0][c / 8];
+    uint16_t* low = (uint16_t*)q.rows[1][c / 8];
+#pragma unroll
+    for (int k = 0; k < kBlocks; k++) {
+      float x = row.x[k] * norm;
+      uint16_t h = to_row_type(x, bfloat_rows);
+      uint32_t at = row_place(32 * k + lane, n);
+      high[at] = h;
+      low[at] = to_row_type(x - from_row_type(h, bfloat_rows), bfloat_rows);
+    }
+    float mean = 0;
+    if (p.means) mean = row.dot((const uint16_t*)p.means + ((uint64_t)u.s.seat * p.heads + u.head) * D, lane);
+    if (lane == 0) q.row_factor[c] = score_factor(p.scale, norm);
+    row.rotate(f.rotate, lane);
+    norm = normalizer(row.most());
+    uint16_t* page = (uint16_t*)q.page[c / 8];
+    uint16_t* page_low = (uint16_t*)q.page_low[c / 8];
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < kBlocks; k++) {
+      float x = row.x[k] * norm;
+      uint16_t h = to_row_type(x, bfloat_pages);
+      uint32_t channel = 32 * k + lane;
+      if (channel < D) {
+        page[page_place(channel, n)] = h;
+        if (bfloat_pages) page_low[page_place(channel, n)] = float_to_bfloat(x - bfloat_to_float(h));
+      }
+      // The zero term belongs to the queries as they are multiplied: rounded.
+      sum += warp_sum(bfloat_pages ? 0.0f : half_to_float(h));
+      if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
+        if (lane < 4) {
+          uint16_t part = 0;
+          for (uint32_t i = 0; i <= lane; i++) {
+            part = float_to_half(sum);
+            sum -= half_to_float(part);
+          }
+          q.zero[c / 8][k / Run][4 * n + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
+        }
+        sum = 0;
+      }
+    }
+    if (lane == 0) {
+      q.page_factor[c] = score_factor(p.scale, norm) * key_scale;
+      q.mean[c] = mean * norm;
+    }
+  }
+}
+
+// Lane 4n + t's part of an 8 x 8 operand B that takes the step of a pair to every column.
+__device__ __forceinline__ uint32_t step_operand(uint32_t lane) { return lane % 4 == 0 ? 0x3c00 : 0; }
+
+// One that takes the min to even columns and the step to odd ones.
+__device__ __forceinline__ uint32_t min_step_operand(uint32_t lane) {
+  return lane % 4 != 0 ? 0 : lane / 4 % 2 == 0 ? 0x3c000000 : 0x3c00;
+}
+
+// Number of the pair of 32 channels, for groups that only the parameters tell.
+__device__ __forceinline__ uint32_t pair_of(uint32_t group, uint32_t block) { return group >= 32 ? block * 32 / group : 0; }
+
+template <class F, int D>
+struct Groups {
+  // Blocks of 32 channels that are summed before a pair is applied, and pairs of a token.
+  static constexpr int kRun = F::kGroup < 32 ? 1 : F::kGroup / 32;
+  static constexpr int kBlocks = Dims<D>::kBlocks;
+  static constexpr int kCount = (kBlocks + kRun - 1) / kRun;
+};
+
+// Queries that carry the steps of a per-channel group, and their scale.
+template <int D, int NT>
+struct Folded {
+  uint32_t q[NT][Dims<D>::kSteps][2];
+  float zero[2 * NT];
+  // Power of two that the queries were multiplied with so that products with the steps fit f16, and its inverse.
+  float scale, inverse;
+
+  __device__ __forceinline__ void clear() { scale = from_bits(247u << 23); }
+
+  // Makes the scale fit the lane's largest step; queries are below 1.
+  __device__ __forceinline__ void choose(float largest) {
+    if (!__any_sync(kAllLanes, largest * scale > 32768.0f)) return;
+    largest = warp_max(largest);
+    int e = (int)(bits_of(largest) >> 23) - 127;
+    // Scaled queries stay within f16 by themselves.
+    e = min(max(10 - e, -14), 14);
+    scale = from_bits((uint32_t)(127 + e) << 23);
+    inverse = from_bits((uint32_t)(127 - e) << 23);
+  }
+};
+
+template <class F, int D, int NT>
+__device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
+                                              Folded<D, NT>& out) {
+  constexpr int kSteps = Dims<D>::kSteps;
+  uint32_t step[kSteps][2], most = 0;
+#pragma unroll
+  for (int kb = 0; kb < kSteps; kb++) {
+    uint2 w = load_cached8(steps + lane % 4 * (D / 2) + kb * 8);
+    step[kb][0] = w.x, step[kb][1] = w.y;
+    most = max_half2(most, max_half2(w.x, w.y));
+  }
+  float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
+  out.choose(largest);
+  uint32_t factor = float_to_half(out.scale);
+  factor |= factor << 16;
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+    float z[4] = {};
+#pragma unroll
+    for (int kb = 0; kb < kSteps; kb++) {
+      uint2 b = q.page[nt][kb][lane];
+      uint2 m = load_cached8(steps + 2 * D + lane % 4 * (D / 2) + kb * 8);
+      uint32_t a[4] = {m.x, m.x, m.y, m.y}, qb[2] = {b.x, b.y};
+      mma_f16(z, a, qb);
+      out.q[nt][kb][0] = mul_half2(mul_half2(b.x, factor), step[kb][0]);
+      out.q[nt][kb][1] = mul_half2(mul_half2(b.y, factor), step[kb][1]);
+    }
+    out.zero[2 * nt] = z[0];
+    out.zero[2 * nt + 1] = z[1];
+  }
+}
+
+// `pairs`: the section of the page; `fold` lives as long as the unit.
+template <class F, int D, int NT>
+__device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* codes,
+                                            const uint8_t* pairs, uint32_t lane, Folded<D, NT>& fold,
+                                            float (&s)[8][2 * NT]) {
+  constexpr int kSteps = Dims<D>::kSteps, kTiles = slice_tiles<F, D>(4);
+  using G = Groups<F, D>;
+  const uint32_t g = lane / 4, t = lane % 4;
+  constexpr uint32_t count = F::kAffine && !F::kChannel ? G::kCount : 1;
+  Slice<F, kTiles, D> slice;
+#pragma unroll
+  for (int mt = 0; mt < 4; mt++) {
+    if (mt % kTiles == 0) slice.load(codes, lane, mt / kTiles);
+    if constexpr (F::kChannel) {
+      if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
+        fold_channels<F, D, NT>(q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
+      }
+    }
+    float zero[NT][4];
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      float m0 = F::kAffine && !F::kChannel ? q.mean[8 * nt + 2 * t] : 0.0f;
+      float m1 = F::kAffine && !F::kChannel ? q.mean[8 * nt + 2 * t + 1] : 0.0f;
+      zero[nt][0] = zero[nt][2] = m0, zero[nt][1] = zero[nt][3] = m1;
+#pragma unroll
+      for (int j = 0; j < 2; j++) s[2 * mt][2 * nt + j] = s[2 * mt + 1][2 * nt + j] = 0;
+    }
+    float sum[NT][4];
+#pragma unroll
+    for (int kb = 0; kb < kSteps; kb++) {
+      const bool first = F::kAffine && !F::kChannel ? kb % (2 * G::kRun) == 0 : kb == 0;
+      if (first) {
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) sum[nt][0] = sum[nt][1] = sum[nt][2] = sum[nt][3] = 0;
+      }
+      uint32_t a[4];
+      slice.fragment(mt % kTiles, kb, a);
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+        if constexpr (F::kChannel) {
+          mma_f16(sum[nt], a, fold.q[nt][kb]);
+        } else {
+          uint2 w = q.page[nt][kb][lane];
+          uint32_t b[2] = {w.x, w.y};
+          if constexpr (F::kBfloat) {
+            uint2 l = q.page_low[nt][kb][lane];
+            uint32_t bl[2] = {l.x, l.y};
+            mma_bf16(sum[nt], a, b);
+            mma_bf16(sum[nt], a, bl);
+          } else {
+            mma_f16(sum[nt], a, b);
+          }
+        }
+      }
+      if constexpr (F::kAffine && !F::kChannel) {
+        if (kb + 1 == kSteps || (kb + 1) % (2 * G::kRun) == 0) {
+          const int block = kb / 2;
+          uint2 w = load_cached8(pairs + (g * count + block / G::kRun) * 32 + mt * 8);
+          float step[4] = {};
+          mma_f16_k8(step, w.x, w.y, step_operand(lane));
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) {
+            mma_f16_k8(zero[nt], w.x, w.y, q.zero[nt][block / G::kRun][lane]);
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+              float factor = step[2 * h] * power_of_two(F::kScale - F::position(mt, h));
+#pragma unroll
+              for (int j = 0; j < 2; j++) {
+                float& out = s[2 * mt + h][2 * nt + j];
+                out = fmaf(sum[nt][2 * h + j], factor, out);
+              }
+            }
+          }
+        }
+      }
+    }
+    // What is left: the zero term, one scale of a token, or nothing.
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      float scale = power_of_two(F::kScale - F::position(mt, h));
+      if constexpr (F::kChannel) scale *= fold.inverse;
+      if constexpr (F::kFp8) {
+        if (p.format[0].granularity == QKV_SCALE_TOKEN_HEAD) {
+          scale *= __ldg((const float*)(pairs + g * 32) + 2 * mt + h);
+        }
+      }
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          float& out = s[2 * mt + h][2 * nt + j];
+          if constexpr (F::kChannel) {
+            out = fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]);
+          } else if constexpr (F::kAffine) {
+            out += zero[nt][2 * h + j];
+          } else {
+            out = sum[nt][2 * h + j] * scale;
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace qkv
