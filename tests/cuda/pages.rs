@@ -127,7 +127,7 @@ fn pages_convert_as_on_the_host() {
                 (&numbers).into(),
                 PageList::Export((&mut out).into()),
                 Order::Row,
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             let rows = gpu.down(&out);
@@ -159,7 +159,7 @@ fn pages_convert_as_on_the_host() {
                 (&numbers).into(),
                 PageList::Import((&out).into()),
                 Order::Row,
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             let got = gpu.down(&other);
@@ -238,7 +238,7 @@ fn a_sequence_is_gathered_as_its_bits_say() {
             &inputs,
             &mut k.view_mut(k_shape),
             &mut v.view_mut(v_shape),
-            &mut (&mut status).into(),
+            (&mut status).into(),
         )
         .unwrap();
         assert_eq!(gpu.down(&status), [0]);
@@ -296,7 +296,7 @@ fn a_table_without_a_block_is_reported_and_the_rest_decoded() {
         &GatherInputs::default(),
         &mut k.view_mut(shape),
         &mut v.view_mut(shape),
-        &mut (&mut status).into(),
+        (&mut status).into(),
     )
     .unwrap();
     assert_eq!(gpu.down(&status), [2], "no block -1, no block 2");
@@ -325,7 +325,7 @@ fn blocks_are_copied_and_bad_pairs_counted() {
             gpu.raw(),
             &mut PagesMut::new(&mut device, heads, format).unwrap(),
             (&numbers).into(),
-            &mut (&mut status).into(),
+            (&mut status).into(),
         )
         .unwrap();
         let mut want = pool.clone();
@@ -378,7 +378,7 @@ fn pages_cost_their_bytes() {
                 (&numbers).into(),
                 ends,
                 Order::Row,
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             gpu.down(&status);
@@ -404,7 +404,7 @@ fn pages_cost_their_bytes() {
                 &GatherInputs::default(),
                 &mut k.view_mut(shape),
                 &mut v.view_mut(shape),
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             gpu.down(&status);
@@ -419,7 +419,7 @@ fn pages_cost_their_bytes() {
             gpu.raw(),
             &mut PagesMut::new(&mut device, heads, format).unwrap(),
             (&pairs).into(),
-            &mut (&mut status).into(),
+            (&mut status).into(),
         )
         .unwrap();
         gpu.down(&status);
@@ -469,7 +469,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
     let mut copy = |n: usize, statuses: usize| {
         let mut pool = PagesMut::new(&mut memory, 2, format).unwrap();
         let mut s = status.slice_mut(..statuses);
-        copy_blocks(&gpu.device, gpu.raw(), &mut pool, (&table.slice(..n)).into(), &mut (&mut s).into())
+        copy_blocks(&gpu.device, gpu.raw(), &mut pool, (&table.slice(..n)).into(), (&mut s).into())
     };
     assert!(matches!(copy(3, 1), Err(Error::Length { what: "pairs", .. })));
     assert!(matches!(copy(2, 2), Err(Error::Length { what: "status", .. })));
@@ -489,7 +489,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
             (&numbers).into(),
             list,
             Order::Row,
-            &mut (&mut s).into(),
+            (&mut s).into(),
         )
     };
     assert!(matches!(go(2, 0, bytes), Err(Error::Length { what: "list", .. })));
@@ -517,7 +517,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
                 &inputs,
                 &mut k.view_mut(shape(tokens)),
                 &mut v.view_mut(shape(tokens)),
-                &mut (&mut s).into(),
+                (&mut s).into(),
             )
         };
     let none = GatherInputs::default();

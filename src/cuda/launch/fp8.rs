@@ -74,13 +74,13 @@ pub fn fp8_encode(
     x: &DeviceTensor<'_>,
     format: Fp8,
     scales: DeviceSlice<'_, f32>,
-    bytes: &mut DeviceSliceMut<'_, u8>,
-    saturated: Option<&mut DeviceSliceMut<'_, u64>>,
+    bytes: DeviceSliceMut<'_, u8>,
+    saturated: Option<DeviceSliceMut<'_, u64>>,
 ) -> Result<()> {
     let dims = x.dims();
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
-    let saturated = check_counter(saturated.as_deref())?;
+    let saturated = check_counter(saturated.as_ref())?;
     if dims.contains(&0) {
         return Ok(());
     }
@@ -105,8 +105,8 @@ pub fn fp8_encode_fitted(
     stream: RawStream<'_>,
     x: &DeviceTensor<'_>,
     kind: Fp8Kind,
-    scales: &mut DeviceSliceMut<'_, f32>,
-    bytes: &mut DeviceSliceMut<'_, u8>,
+    scales: DeviceSliceMut<'_, f32>,
+    bytes: DeviceSliceMut<'_, u8>,
 ) -> Result<()> {
     let (dims, format) = (x.dims(), Fp8 { kind, granularity: Granularity::TokenHead });
     check_bytes(dims, bytes.address(), bytes.len())?;
@@ -157,8 +157,8 @@ pub fn fp8_absmax(
     stream: RawStream<'_>,
     x: &DeviceTensor<'_>,
     format: Fp8,
-    scales: &mut DeviceSliceMut<'_, f32>,
-    workspace: &mut DeviceSliceMut<'_, u32>,
+    scales: DeviceSliceMut<'_, f32>,
+    workspace: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let dims = x.dims();
     check::sizes("x", dims)?;

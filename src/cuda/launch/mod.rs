@@ -1,7 +1,11 @@
 //! One safe function a kernel.
 //!
 //! Each checks its arguments on the host, starts one kernel on the stream and returns; an error means that nothing was started
-//! and nothing written. Zero tokens start nothing. None allocates, synchronises or reads back.
+//! and nothing written. A tensor without tokens, heads or channels is no error and starts nothing. None allocates, synchronises or reads back.
+//!
+//! Slices are passed by value: `(&slice).into()` and
+//! `(&mut slice).into()` make them of cudarc's, and [`DeviceSliceMut::reborrow`](super::DeviceSliceMut::reborrow) lends one that is
+//! needed again. Tensors, pools and a step's memory are passed by reference.
 //!
 //! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
 

@@ -40,9 +40,9 @@ pub fn copy_blocks(
     stream: RawStream<'_>,
     pool: &mut PagesMut<'_>,
     pairs: DeviceSlice<'_, i32>,
-    status: &mut DeviceSliceMut<'_, u32>,
+    status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
-    let status = check_status(status)?;
+    let status = check_status(&status)?;
     let count = pairs.len() / 2;
     check::len("pairs", 2 * count, pairs.len())?;
     if count == 0 {
@@ -126,7 +126,7 @@ pub fn gather(
     inputs: &GatherInputs<'_>,
     key: &mut DeviceTensorMut<'_>,
     value: &mut DeviceTensorMut<'_>,
-    status: &mut DeviceSliceMut<'_, u32>,
+    status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let (format, heads) = (pool.format(), pool.heads());
     let tokens = key.dims()[0];
@@ -134,7 +134,7 @@ pub fn gather(
     let v = check_output("value", value, [tokens, heads, format.layout().value.dim])?;
     check::sizes("key", key.dims())?;
     check::sizes("value", value.dims())?;
-    let status = check_status(status)?;
+    let status = check_status(&status)?;
     let tiles = tokens.div_ceil(TILE);
     if table.len() < tiles {
         return Err(Error::Length { what: "table", expected: tiles, got: table.len() });
@@ -217,14 +217,14 @@ pub fn convert_pages(
     pages: DeviceSlice<'_, i64>,
     list: PageList<'_>,
     list_order: Order,
-    status: &mut DeviceSliceMut<'_, u32>,
+    status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let (address, len, to_pool) = match &list {
         PageList::Export(x) => (x.address(), x.len(), false),
         PageList::Import(x) => (x.address(), x.len(), true),
     };
     let format = pool.format();
-    let status = check_status(status)?;
+    let status = check_status(&status)?;
     check::len("list", pages.len().saturating_mul(format.layout().page_bytes), len)?;
     if pages.is_empty() {
         return Ok(());
