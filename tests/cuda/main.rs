@@ -7,6 +7,7 @@ mod gpu;
 mod anchors;
 mod append;
 mod dequantize;
+mod empty;
 mod fp8;
 mod hadamard;
 mod layout;
