@@ -5,7 +5,7 @@ use crate::gpu::{Gpu, Host, Random, layout};
 use crate::layout::formats;
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
-use qkv::cuda::launch::{GatherInputs, PageList, convert_pages, copy_blocks, gather};
+use qkv::cuda::launch::{GatherInputs, PageList, check_copies, convert_pages, copy_blocks, gather};
 use qkv::cuda::{PageFormat, Pages, PagesMut};
 use qkv::layout::{Operand, OperandLayout, Order, TILE, code_bit, convert_page, pair_bytes};
 use qkv::quant::{Pair, fp8};
@@ -333,6 +333,21 @@ fn blocks_are_copied_and_bad_pairs_counted() {
         want.copy_within(block..2 * block, 4 * block);
         assert!(gpu.down(&device) == want);
         assert_eq!(gpu.down(&status), [4]);
+    }
+}
+
+#[test]
+fn copies_are_checked_on_the_host() {
+    let check = |pairs: &[i32]| check_copies(pairs, 6);
+    for fine in [&[][..], &[0, 3, 0, 4], &[5, 5], &[-1, 9, 9, -1, 0, 1], &[2, 2, 0, 1], &[0, 1, 1, 1]] {
+        assert_eq!(check(fine), Ok(()), "{fine:?}");
+    }
+    assert!(matches!(check(&[0, 1, 2]), Err(Error::Length { what: "pairs", expected: 2, got: 3 })));
+    for bad in [[0, 6], [6, 0], [-2, 0], [0, i32::MIN], [6, 6]] {
+        assert!(matches!(check(&bad), Err(Error::OutOfRange { limit: 6, .. })), "{bad:?}");
+    }
+    for bad in [[0, 3, 1, 3], [0, 3, 0, 3], [1, 2, 2, 3], [0, 1, 1, 0]] {
+        assert!(matches!(check(&bad), Err(Error::Unsupported { what: "copies", .. })), "{bad:?}");
     }
 }
 
