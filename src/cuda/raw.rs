@@ -108,6 +108,25 @@ impl<'a, T> DeviceSliceMut<'a, T> {
     }
 }
 
+macro_rules! halves {
+    ($($t:ty),*) => {$(
+        impl<'a> DeviceSlice<'a, $t> {
+            /// The same memory as the 16-bit words that a cache's memory is given as.
+            pub const fn bits(self) -> DeviceSlice<'a, u16> {
+                DeviceSlice { address: self.address, len: self.len, owner: PhantomData }
+            }
+        }
+
+        impl<'a> DeviceSliceMut<'a, $t> {
+            /// The same memory as the 16-bit words that a cache's memory is given as.
+            pub const fn bits(self) -> DeviceSliceMut<'a, u16> {
+                DeviceSliceMut { address: self.address, len: self.len, owner: PhantomData }
+            }
+        }
+    )*};
+}
+halves!(half::f16, half::bf16);
+
 /// cudarc's slices and views. cudarc waits between its streams by events that this library's launches do not make: launch on the
 /// stream that the slice belongs to, or order the streams yourself. The conversion itself waits for such an event while cudarc
 /// tracks them, which a capture does not allow: convert before it, or disable event tracking.
