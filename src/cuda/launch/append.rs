@@ -183,6 +183,24 @@ pub fn append(
         return Ok(());
     }
     check::count("rows", rows)?;
+    let all = [
+        ("k", k.device()),
+        ("v", v.device()),
+        ("pages", memory.pages.device()),
+        ("key_window", memory.key_window.device()),
+        ("value_window", memory.value_window.device()),
+        ("key_sinks", memory.key_sinks.device()),
+        ("value_sinks", memory.value_sinks.device()),
+        ("means", memory.means.device()),
+        ("key_scales", memory.key_scales.device()),
+        ("value_scales", memory.value_scales.device()),
+        ("block_tables", batch.block_tables().device()),
+        ("lengths", step.lengths.device()),
+        ("step", step.step.device()),
+        ("slots", step.slots.device()),
+        ("status", step.status.device()),
+    ];
+    check::home(device, all)?;
     step.check(c, sequences, rows)?;
     let direct = c.residual.is_none();
     let window_dtype = match c.window_dtype {

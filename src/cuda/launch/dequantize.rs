@@ -138,6 +138,11 @@ pub fn dequantize(
     order: CodeOrder,
     out: &mut DeviceTensorMut<'_>,
 ) -> Result<()> {
+    let home = match pairs {
+        DevicePairs::F16(p) => p.device(),
+        DevicePairs::F32(p) => p.device(),
+    };
+    check::home(device, [("codes", codes.device()), ("pairs", home), ("out", out.device())])?;
     let dims = out.dims();
     let [tokens, heads, dim] = dims;
     let batch = out.shape().batch_tokens.max(1);

@@ -78,6 +78,10 @@ pub fn fp8_encode(
     saturated: Option<DeviceSliceMut<'_, u64>>,
 ) -> Result<()> {
     let dims = x.dims();
+    let counter = saturated.as_ref().and_then(DeviceSliceMut::device);
+    let memory =
+        [("x", x.device()), ("scales", scales.device()), ("bytes", bytes.device()), ("saturated", counter)];
+    check::home(device, memory)?;
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
     let saturated = check_counter(saturated.as_ref())?;
@@ -109,6 +113,7 @@ pub fn fp8_encode_fitted(
     bytes: DeviceSliceMut<'_, u8>,
 ) -> Result<()> {
     let (dims, format) = (x.dims(), Fp8 { kind, granularity: Granularity::TokenHead });
+    check::home(device, [("x", x.device()), ("scales", scales.device()), ("bytes", bytes.device())])?;
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
     if dims.contains(&0) {
@@ -133,6 +138,7 @@ pub fn fp8_decode(
     out: &mut DeviceTensorMut<'_>,
 ) -> Result<()> {
     let dims = out.dims();
+    check::home(device, [("bytes", bytes.device()), ("scales", scales.device()), ("out", out.device())])?;
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
     if dims.contains(&0) {
@@ -161,6 +167,7 @@ pub fn fp8_absmax(
     workspace: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let dims = x.dims();
+    check::home(device, [("x", x.device()), ("scales", scales.device()), ("workspace", workspace.device())])?;
     check::sizes("x", dims)?;
     check_scales(dims, format, scales.address(), scales.len())?;
     let needed = fp8_absmax_workspace(dims, format.granularity);

@@ -24,6 +24,7 @@ pub fn hadamard(
     let dims @ [tokens, heads, dim] = x.dims();
     // Of no channels any block is possible.
     check_block(block, if dim == 0 { block } else { dim })?;
+    check::home(device, [("x", x.device()), ("out", out.device())])?;
     check::sizes("x", dims)?;
     check::same_dims("out", dims, out.dims())?;
     if dims.contains(&0) {

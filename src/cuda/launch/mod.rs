@@ -7,6 +7,9 @@
 //! `(&mut slice).into()` make them of cudarc's, and [`DeviceSliceMut::reborrow`](super::DeviceSliceMut::reborrow) lends one that is
 //! needed again. Tensors, pools and a step's memory are passed by reference.
 //!
+//! Memory of another device is [`Error::Unsupported`](crate::Error::Unsupported) where it is known, that is, of cudarc's slices; a
+//! stream of another device is refused by the driver.
+//!
 //! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
 
 mod append;

@@ -47,6 +47,7 @@ pub fn copy_blocks(
     pairs: DeviceSlice<'_, i32>,
     status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
+    check::home(device, [("pool", pool.device()), ("pairs", pairs.device()), ("status", status.device())])?;
     let status = check_status(&status)?;
     let count = pairs.len() / 2;
     check::len("pairs", 2 * count, pairs.len())?;
@@ -169,6 +170,17 @@ pub fn gather(
     let v = check_output("value", value, [tokens, heads, format.layout().value.dim])?;
     check::sizes("key", key.dims())?;
     check::sizes("value", value.dims())?;
+    let memory = [
+        ("pool", pool.device()),
+        ("table", table.device()),
+        ("key", key.device()),
+        ("value", value.device()),
+        ("key scales", inputs.key_scales.and_then(|s| s.device())),
+        ("value scales", inputs.value_scales.and_then(|s| s.device())),
+        ("key mean", inputs.key_mean.and_then(|s| s.device())),
+        ("status", status.device()),
+    ];
+    check::home(device, memory)?;
     let status = check_status(&status)?;
     let tiles = tokens.div_ceil(TILE);
     check::at_least("table", tiles, table.len())?;
@@ -253,10 +265,13 @@ pub fn convert_pages(
     list_order: Order,
     status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
-    let (address, len, to_pool) = match &list {
-        PageList::Export(x) => (x.address(), x.len(), false),
-        PageList::Import(x) => (x.address(), x.len(), true),
+    let (address, len, home, to_pool) = match &list {
+        PageList::Export(x) => (x.address(), x.len(), x.device(), false),
+        PageList::Import(x) => (x.address(), x.len(), x.device(), true),
     };
+    let memory =
+        [("pool", pool.device()), ("pages", pages.device()), ("list", home), ("status", status.device())];
+    check::home(device, memory)?;
     let format = pool.format();
     let status = check_status(&status)?;
     check::len("list", pages.len().saturating_mul(format.layout().page_bytes), len)?;
