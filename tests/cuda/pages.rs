@@ -443,6 +443,39 @@ fn pages_cost_their_bytes() {
     }
 }
 
+/// Both sections of a 4-bit page, codes and pairs, from row order to fragment order: what closes a tile does this after the fit.
+#[test]
+fn pages_pack_with_few_shuffles() {
+    let gpu = Gpu::new();
+    let Some(simulator) = gpu.simulator else { return };
+    for dim in [64, 80, 128, 256] {
+        let token = Affine::per_token(Bits::B4, 32);
+        for (key, counted) in [(token, true), (Affine::per_channel(Bits::B4, 64), false)] {
+            let format = PageFormat::new(key.into(), key.into(), dim, dim).unwrap();
+            let mut memory = gpu.zeros::<u8>(format.layout().page_bytes);
+            let (list, numbers) = (gpu.zeros::<u8>(format.layout().page_bytes), gpu.zeros::<i64>(1));
+            let mut status = up_status(&gpu);
+            simulator.take_stats();
+            convert_pages(
+                &gpu.device,
+                gpu.raw(),
+                &mut PagesMut::new(&mut memory, 1, format).unwrap(),
+                Order::Fragment,
+                (&numbers).into(),
+                PageList::Import((&list).into()),
+                Order::Row,
+                (&mut status).into(),
+            )
+            .unwrap();
+            gpu.stream.synchronize().unwrap();
+            let what = format!("{key:?} {dim}");
+            let n = crate::quantize::shuffles(simulator, &what);
+            assert!(n <= 12.0, "{what}: {n} shuffles a warp");
+            assert!(n > 0.0 || !counted, "{what}: {n} shuffles a warp");
+        }
+    }
+}
+
 #[test]
 fn what_is_no_pool_is_refused() {
     let gpu = Gpu::new();

@@ -333,7 +333,7 @@ fn rotation_and_fits_meet_no_bank_twice() {
 }
 
 /// Shuffles that a warp of the one launch since the last look executed.
-fn shuffles(simulator: ptxsim::testing::Simulator, what: &str) -> f64 {
+pub(crate) fn shuffles(simulator: ptxsim::testing::Simulator, what: &str) -> f64 {
     let stats = simulator.take_stats();
     assert_eq!(stats.len(), 1, "{what}");
     let s = &stats[0];
@@ -342,7 +342,7 @@ fn shuffles(simulator: ptxsim::testing::Simulator, what: &str) -> f64 {
 }
 
 /// Packing 4-bit codes takes at most 12 shuffles a warp: codes for given pairs need no other, so every one is of the pack.
-/// A block has one unit here.
+/// A block has one unit here. (`pages_pack_with_few_shuffles` counts those of the pairs.)
 #[test]
 fn the_4_bit_pack_takes_few_shuffles() {
     let gpu = Gpu::new();
@@ -370,8 +370,15 @@ fn the_4_bit_pack_takes_few_shuffles() {
                 gpu.stream.synchronize().unwrap();
                 let what = format!("{axis:?} {group} {order:?} {dim}");
                 let n = shuffles(simulator, &what);
-                eprintln!("{what}: {n}");
                 assert!(n <= 12.0, "{what}: {n} shuffles a warp");
+                // A fit does shuffle, so they are counted.
+                let mut pairs = gpu.zeros::<u32>(code_lengths(dims, 64, &f, order).unwrap().pairs);
+                let (c, p) = ((&mut codes).into(), (&mut pairs).into());
+                quantize(&gpu.device, gpu.raw(), &view, &f, order, c, p, None).unwrap();
+                gpu.stream.synchronize().unwrap();
+                let all = shuffles(simulator, &what);
+                println!("{what}: {n} shuffles a warp, {all} with the fit");
+                assert!(all > n, "{what}: {all} shuffles a warp with the fit");
             }
         }
     }
