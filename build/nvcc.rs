@@ -223,7 +223,23 @@ fn owned(tool: &cc::Tool) -> Vec<(OsString, OsString)> {
 fn find() -> Result<PathBuf> {
     if let Some(nvcc) = env::var_os("NVCC").filter(|v| !v.is_empty()) {
         let nvcc = PathBuf::from(nvcc);
-        return if nvcc.is_file() { Ok(nvcc) } else { Err(format!("NVCC={} is no file", nvcc.display())) };
+        // A bare name is looked for as a shell does.
+        let bare = nvcc.components().count() == 1 && !nvcc.is_file();
+        let path = env::var_os("PATH").unwrap_or_default();
+        let found = if bare {
+            let named = |folder: PathBuf| folder.join(&nvcc);
+            env::split_paths(&path).map(named).find(|f| f.is_file())
+        } else {
+            Some(nvcc.clone()).filter(|f| f.is_file())
+        };
+        return found.ok_or_else(|| {
+            format!(
+                "NVCC={} is {}. Set it to nvcc itself, with its folder, or unset it: then CUDA_HOME, PATH and the usual \
+                 folders are looked in.",
+                nvcc.display(),
+                if bare { "not on PATH" } else { "no file" }
+            )
+        });
     }
     let tried = match find::nvcc() {
         Ok(nvcc) => return Ok(nvcc),
@@ -246,7 +262,13 @@ fn version(nvcc: &Path) -> Result<(u32, u32)> {
         let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
         Some((major.parse().ok()?, minor.parse().ok()?))
     };
-    parse().ok_or_else(|| format!("{} --version says nothing of a release:\n{said}", nvcc.display()))
+    parse().ok_or_else(|| {
+        let first = said.lines().next().unwrap_or_default();
+        format!(
+            "{} is not nvcc: --version names no release, it says \"{first}\". Set NVCC or CUDA_HOME to a CUDA toolkit.",
+            nvcc.display()
+        )
+    })
 }
 
 fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
@@ -262,11 +284,14 @@ fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
             .map(|a| {
                 let number = a.trim_start_matches("sm_").replace('.', "");
                 let number = number.parse().map_err(|_| {
-                    format!("CUDA_COMPUTE_CAP={asked}: {a} is no architecture; give numbers such as 80,90")
+                    format!(
+                        "CUDA_COMPUTE_CAP={asked}: {a} is no architecture; give numbers such as 80,90 (no letter behind them), \
+                         or all"
+                    )
                 })?;
                 if number < 80 {
                     return Err(format!(
-                        "CUDA_COMPUTE_CAP={asked}: the kernels need compute capability 8.0 or more"
+                        "CUDA_COMPUTE_CAP={asked}: the kernels need compute capability 8.0 or more, written 80 or 8.0"
                     ));
                 }
                 if !known.contains(&number) {
@@ -281,7 +306,12 @@ fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
     };
     wanted.sort_unstable();
     wanted.dedup();
-    let lowest = *wanted.first().ok_or("no architecture is left to build for; set CUDA_COMPUTE_CAP")?;
+    let lowest = *wanted.first().ok_or_else(|| {
+        format!(
+            "CUDA_COMPUTE_CAP={asked}: no architecture is left to build for; give numbers such as 80,90. {} knows {known:?}",
+            nvcc.display()
+        )
+    })?;
     let machine = wanted.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}"));
     let ptx = wanted.iter().filter(|a| **a == lowest || PTX_TOO.contains(a));
     Ok(machine.chain(ptx.map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"))).collect())

@@ -8,7 +8,7 @@
 //!   allocates, synchronises or reads back, so all can be captured in a graph.
 //!
 //! ```no_run
-//! use qkv::cuda::{Device, DeviceSliceMut, DeviceTensor, RawStream, launch};
+//! use qkv::cuda::{Device, DeviceTensor, RawStream, launch};
 //! use qkv::{Fp8Kind, cuda::cudarc::driver::CudaContext};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! // Memory and stream of the engine, here by cudarc.
@@ -22,8 +22,8 @@
 //!     RawStream::from(&*stream),
 //!     &DeviceTensor::thd(&keys, [7, 8, 128])?,
 //!     Fp8Kind::E4M3,
-//!     &mut DeviceSliceMut::from(&mut scales),
-//!     &mut DeviceSliceMut::from(&mut bytes),
+//!     (&mut scales).into(),
+//!     (&mut bytes).into(),
 //! )?;
 //! # Ok(())
 //! # }

@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 pub struct DeviceTensor<'a> {
     address: u64,
     len: usize,
+    device: Option<u32>,
     dtype: Dtype,
     shape: Shape,
     owner: PhantomData<&'a [u8]>,
@@ -22,6 +23,7 @@ pub struct DeviceTensor<'a> {
 pub struct DeviceTensorMut<'a> {
     address: u64,
     len: usize,
+    device: Option<u32>,
     dtype: Dtype,
     shape: Shape,
     owner: PhantomData<&'a mut [u8]>,
@@ -55,12 +57,12 @@ macro_rules! constructors {
             /// tokens are no multiple of `batch_tokens`; [`Error::Address`](crate::Error::Address) for null or a misaligned address.
             pub fn new<T: DeviceElement>(data: impl Into<$slice<'a, T>>, shape: Shape) -> Result<Self> {
                 let data = data.into();
-                let (address, len, dtype) = (data.address(), data.len(), T::DTYPE);
+                let (address, len, device, dtype) = (data.address(), data.len(), data.device(), T::DTYPE);
                 shape.check($what, len, $unique)?;
                 if !shape.dims.contains(&0) {
                     super::check::address($what, address, dtype.bytes())?;
                 }
-                Ok(Self { address, len, dtype, shape, owner: PhantomData })
+                Ok(Self { address, len, device, dtype, shape, owner: PhantomData })
             }
 
             /// A view `[tokens, heads, dim]` of contiguous memory.
@@ -97,6 +99,11 @@ macro_rules! constructors {
             /// Address of the first element.
             pub fn address(&self) -> u64 {
                 self.address
+            }
+
+            /// The device that allocated it, where that is known.
+            pub fn device(&self) -> Option<u32> {
+                self.device
             }
 
             /// Elements behind the view.
@@ -140,6 +147,7 @@ impl DeviceTensorMut<'_> {
         DeviceTensor {
             address: self.address,
             len: self.len,
+            device: self.device,
             dtype: self.dtype,
             shape: self.shape,
             owner: PhantomData,

@@ -4,7 +4,6 @@ use crate::append::{Twins, any_format};
 use crate::gpu::{Gpu, Host, Random, layout};
 use cudarc::driver::CudaSlice;
 use qkv::cuda::launch::{DeviceAttendParams, attend, attend_workspace};
-use qkv::cuda::{DeviceSlice, DeviceSliceMut};
 use qkv::{AttendParams, CacheConfig, Dtype, Format, Granularity, Scales, Seat, TensorMut};
 use std::fmt::Write;
 
@@ -149,8 +148,8 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
             a.layer,
             a.step,
             &mut out.view_mut(out_shape),
-            Some(&mut DeviceSliceMut::from(&mut lse)),
-            &mut DeviceSliceMut::from(&mut workspace),
+            Some((&mut lse).into()),
+            (&mut workspace).into(),
         )
         .unwrap();
         let got = out.down(gpu);

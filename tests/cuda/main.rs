@@ -8,6 +8,7 @@ mod anchors;
 mod append;
 mod attend;
 mod dequantize;
+mod empty;
 mod fp8;
 mod hadamard;
 mod layout;

@@ -16,10 +16,12 @@ const THREADS: u32 = 128;
 const DIRECT_ROWS: usize = 8;
 
 /// Device memory of one layer of a cache. Elements of window and sinks are f16 or bf16, as
-/// [`CacheConfig::window_dtype`] says.
+/// [`CacheConfig::window_dtype`] says, given as their 16 bits: [`DeviceSliceMut::bits`] makes that of a slice of either.
+///
+/// What is empty has length 0, at any address. Rows (window, sinks, means) and pages are 16-byte aligned, scales 4-byte.
 #[derive(Debug)]
 pub struct LayerMemory<'a> {
-    /// Pages `[blocks, kv_heads]` of the layer, in fragment order, 16-byte aligned; zeros at first.
+    /// Pages `[blocks, kv_heads]` of [`page_bytes`] each, in fragment order; zeros at first.
     pub pages: DeviceSliceMut<'a, u8>,
     /// Keys' window, `[max_sequences, kv_heads, window_rows, key_dim]`; empty in direct mode.
     pub key_window: DeviceSliceMut<'a, u16>,
@@ -35,6 +37,23 @@ pub struct LayerMemory<'a> {
     pub key_scales: DeviceSlice<'a, f32>,
     /// The same of values.
     pub value_scales: DeviceSlice<'a, f32>,
+}
+
+impl LayerMemory<'_> {
+    /// All of it is the device's, as far as that is known.
+    pub(super) fn home(&self, device: &Device) -> Result<()> {
+        let all = [
+            ("pages", self.pages.device()),
+            ("key_window", self.key_window.device()),
+            ("value_window", self.value_window.device()),
+            ("key_sinks", self.key_sinks.device()),
+            ("value_sinks", self.value_sinks.device()),
+            ("means", self.means.device()),
+            ("key_scales", self.key_scales.device()),
+            ("value_scales", self.value_scales.device()),
+        ];
+        check::home(device, all)
+    }
 }
 
 /// Bytes of a page of a layer: one kv head, 64 tokens.
@@ -161,6 +180,67 @@ impl LayerParts {
 /// Pages, window and sinks have the CPU backend's bits. A graph that holds this launch can be replayed while sequences grow, as
 /// long as the batch has as many sequences and rows.
 ///
+/// All memory is the caller's; addresses are enough:
+///
+/// ```no_run
+/// use half::f16;
+/// use qkv::cuda::launch::{self, DeviceBatch, LayerMemory, STATUS_WORDS, STEP_WORDS, StepMemory};
+/// use qkv::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream};
+/// use qkv::{Bits, CacheConfig};
+///
+/// /// Device addresses, of whatever made them.
+/// struct Engine {
+///     pages: u64, rows: [u64; 4], lengths: u64, step: u64, status: u64,
+///     seats: u64, query_start: u64, tables: u64, k: u64, v: u64, stream: *mut std::ffi::c_void,
+/// }
+///
+/// /// Two sequences, in seats 0 and 1, with 200 and 7 new tokens.
+/// fn step(e: &Engine) -> qkv::Result<()> {
+///     let (kv_heads, dim, blocks, rows, sequences) = (8, 128, 32, 207, 2);
+///     // Window and sinks are f16, groups of 64; a table has 1024 / 64 = 16 blocks.
+///     let config = CacheConfig::new(1, kv_heads, dim).with_bits(Bits::B4).with_capacity(16, 1024);
+///     let seats = config.max_sequences * kv_heads;
+///     let (window, sinks) = (seats * config.window_rows() * dim, seats * config.sinks * dim);
+///     let pages = blocks * kv_heads * launch::page_bytes(&config, 0)?;
+///     // SAFETY: device memory of these lengths, which no other stream touches until this one has done the step.
+///     unsafe fn at<T>(address: u64, len: usize) -> DeviceSliceMut<'static, T> {
+///         unsafe { DeviceSliceMut::from_raw(address, len) }
+///     }
+///     unsafe {
+///         let stream = RawStream::from_raw(e.stream);
+///         let batch = DeviceBatch::seats(
+///             DeviceSlice::from_raw(e.seats, sequences),
+///             DeviceSlice::from_raw(e.query_start, sequences + 1), // 0, 200, 207
+///             DeviceSlice::from_raw(e.tables, sequences * 16),
+///             rows,
+///         );
+///         let mut step = StepMemory {
+///             lengths: at(e.lengths, 2 * config.max_sequences),
+///             step: at(e.step, STEP_WORDS * sequences),
+///             slots: at(0, 0),
+///             status: at(e.status, STATUS_WORDS),
+///         };
+///         let mut layer = LayerMemory {
+///             pages: at(e.pages, pages),
+///             key_window: at(e.rows[0], window),
+///             value_window: at(e.rows[1], window),
+///             key_sinks: at(e.rows[2], sinks),
+///             value_sinks: at(e.rows[3], sinks),
+///             means: at(0, 0),
+///             key_scales: DeviceSlice::from_raw(0, 0),
+///             value_scales: DeviceSlice::from_raw(0, 0),
+///         };
+///         let input = |address| DeviceSlice::<f16>::from_raw(address, rows * kv_heads * dim);
+///         let k = DeviceTensor::thd(input(e.k), [rows, kv_heads, dim])?;
+///         let v = DeviceTensor::thd(input(e.v), [rows, kv_heads, dim])?;
+///         let device = Device::new(0)?;
+///         launch::begin_step(&device, stream, &config, blocks, &batch, &mut step)?;
+///         // Once for every layer, with its memory.
+///         launch::append(&device, stream, &config, 0, &k, &v, &batch, &mut layer, &mut step)
+///     }
+/// }
+/// ```
+///
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
 /// [`Error::Unsupported`] for an f32 window (rows on the GPU are f16 or bf16) and for heads whose tile does not fit the
@@ -186,6 +266,10 @@ pub fn append(
         return Ok(());
     }
     check::count("rows", rows)?;
+    check::home(device, [("k", k.device()), ("v", v.device())])?;
+    memory.home(device)?;
+    step.home(device)?;
+    batch.home(device)?;
     step.check(c, sequences, rows)?;
     let direct = c.residual.is_none();
     let parts = LayerParts::new(c, l, memory)?;

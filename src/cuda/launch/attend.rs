@@ -100,8 +100,8 @@ pub fn attend(
     memory: &LayerMemory<'_>,
     step: &StepMemory<'_>,
     out: &mut DeviceTensorMut<'_>,
-    lse: Option<&mut DeviceSliceMut<'_, f32>>,
-    workspace: &mut DeviceSliceMut<'_, f32>,
+    lse: Option<DeviceSliceMut<'_, f32>>,
+    workspace: DeviceSliceMut<'_, f32>,
 ) -> Result<()> {
     config.validate()?;
     let (c, l) = (config, layer_of(config, layer)?);
@@ -142,6 +142,19 @@ pub fn attend(
             check::address("lse", lse.address(), 4)?;
         }
     }
+    check::home(
+        device,
+        [
+            ("q", q.device()),
+            ("out", out.device()),
+            ("lse", lse.as_ref().and_then(DeviceSliceMut::device)),
+            ("workspace", workspace.device()),
+            ("sink_logits", params.sink_logits.and_then(|s| s.device())),
+        ],
+    )?;
+    memory.home(device)?;
+    step.home(device)?;
+    batch.home(device)?;
     let i = instance(c)?;
     let parts = LayerParts::new(c, l, memory)?;
     check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
@@ -185,7 +198,7 @@ pub fn attend(
         pages: memory.pages.address(),
         step: step.step.address(),
         block_tables: batch.block_tables().address(),
-        lse: lse.map_or(0, |l| l.address()),
+        lse: lse.as_ref().map_or(0, DeviceSliceMut::address),
         sink_logits: params.sink_logits.map_or(0, |s| s.address()),
         workspace: workspace.address(),
         status: step.status.address(),

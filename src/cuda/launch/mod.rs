@@ -1,7 +1,14 @@
 //! One safe function a kernel.
 //!
 //! Each checks its arguments on the host, starts one kernel on the stream and returns; an error means that nothing was started
-//! and nothing written. Zero tokens start nothing. None allocates, synchronises or reads back.
+//! and nothing written. A tensor without tokens, heads or channels is no error and starts nothing. None allocates, synchronises or reads back.
+//!
+//! Slices are passed by value: `(&slice).into()` and
+//! `(&mut slice).into()` make them of cudarc's, and [`DeviceSliceMut::reborrow`](super::DeviceSliceMut::reborrow) lends one that is
+//! needed again. Tensors, pools and a step's memory are passed by reference.
+//!
+//! Memory of another device is [`Error::Unsupported`](crate::Error::Unsupported) where it is known, that is, of cudarc's slices; a
+//! stream of another device is refused by the driver.
 //!
 //! Views of foreign memory are made by `unsafe` constructors ([`raw`](super::raw)), whose promise covers what happens here.
 
@@ -23,7 +30,7 @@ pub use checks::{Product, check_layout, check_mma};
 pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};
 pub use fp8::{fp8_absmax, fp8_absmax_workspace, fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count};
 pub use hadamard::hadamard;
-pub use pages::{GatherInputs, PageList, convert_pages, copy_blocks, gather};
+pub use pages::{GatherInputs, PageList, check_copies, convert_pages, copy_blocks, gather};
 pub use params::DeviceAttendParams;
 pub use quantize::{quantize, quantize_with};
 pub use step::{DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, begin_step, read_status};
