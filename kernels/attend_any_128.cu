@@ -1,9 +1,4 @@
 // Any pair of formats, up to 8 columns, heads of 128 channels.
-#include "attend/half_path.cuh"
+#include "attend/instance.cuh"
 
-using Path = qkv::HalfPath<qkv::AnyKeys, qkv::AnyValues, 128, 128, 1>;
-static_assert(sizeof(qkv::Shared<Path>) == 25184, "src/cuda/launch/attend.rs");
-
-extern "C" __global__ void __launch_bounds__(128, 2) qkv_attend_any_128(const __grid_constant__ QkvAttend p) {
-  qkv::attend<Path>(p);
-}
+QKV_ATTEND(qkv_attend_any_128, 2, 25376, qkv::Any<128, 128>)

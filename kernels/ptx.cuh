@@ -97,10 +97,17 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return d;
 }
 
-// 16, 8 and 4 bytes of pages, which are read once: they leave no trace in the first-level cache. The kernel must not write them.
+// 16 and 4 bytes of pages, which are read once: they leave no trace in the first-level cache. The kernel must not write them.
 __device__ __forceinline__ uint4 load_stream16(const void* p) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  return v;
+}
+
+// 16 and 8 bytes of pairs: the rest of their sector is asked for next.
+__device__ __forceinline__ uint4 load_cached16(const void* p) {
+  uint4 v;
+  asm("ld.global.nc.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
 }
 

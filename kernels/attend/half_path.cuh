@@ -35,7 +35,7 @@ struct HalfPath {
 
   template <bool Bfloat>
   static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
-                                             int32_t end, const View<kColumns>& view, const float (&factor)[kColumns],
+                                             int32_t end, const View<kUnitColumns>& view, const float (&factor)[kColumns],
                                              float cap, uint32_t lane, uint8_t* stage, State& w) {
     row_step<Bfloat, DK, DV, NT>(q, keys, values, first, end, view, factor, cap, lane, stage, w);
   }

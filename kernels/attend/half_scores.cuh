@@ -3,7 +3,7 @@
 //
 // Lane 4g + t gets s[i][j]: token 16 (i / 2) + 8 (i mod 2) + g, its column j = 8 (j / 2) + 2t + j mod 2.
 #pragma once
-#include "codes.cuh"
+#include "pairs.cuh"
 #include "state.cuh"
 
 namespace qkv {
@@ -82,14 +82,6 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
   }
 }
 
-// Lane 4n + t's part of an 8 x 8 operand B that takes the step of a pair to every column.
-__device__ __forceinline__ uint32_t step_operand(uint32_t lane) { return lane % 4 == 0 ? 0x3c00 : 0; }
-
-// One that takes the min to even columns and the step to odd ones.
-__device__ __forceinline__ uint32_t min_step_operand(uint32_t lane) {
-  return lane % 4 != 0 ? 0 : lane / 4 % 2 == 0 ? 0x3c000000 : 0x3c00;
-}
-
 // Number of the pair of 32 channels, for groups that only the parameters tell.
 __device__ __forceinline__ uint32_t pair_of(uint32_t group, uint32_t block) { return group >= 32 ? block * 32 / group : 0; }
 
@@ -109,7 +101,8 @@ struct Folded {
   // Power of two that the queries were multiplied with so that products with the steps fit f16, and its inverse.
   float scale, inverse;
 
-  __device__ __forceinline__ void clear() { scale = from_bits(247u << 23); }
+  // As large as queries below 1 may become.
+  __device__ __forceinline__ void clear() { scale = 16384, inverse = 1.0f / 16384; }
 
   // Makes the scale fit the lane's largest step; queries are below 1.
   __device__ __forceinline__ void choose(float largest) {
@@ -127,13 +120,12 @@ template <class F, int D, int NT>
 __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
                                               Folded<D, NT>& out) {
   constexpr int kSteps = Dims<D>::kSteps;
-  uint32_t step[kSteps][2], most = 0;
+  uint2 step[kSteps], mins[kSteps];
+  load_channels<D>(steps, lane % 4, step);
+  load_channels<D>(steps + 2 * D, lane % 4, mins);
+  uint32_t most = 0;
 #pragma unroll
-  for (int kb = 0; kb < kSteps; kb++) {
-    uint2 w = load_cached8(steps + lane % 4 * (D / 2) + kb * 8);
-    step[kb][0] = w.x, step[kb][1] = w.y;
-    most = max_half2(most, max_half2(w.x, w.y));
-  }
+  for (int kb = 0; kb < kSteps; kb++) most = max_half2(most, max_half2(step[kb].x, step[kb].y));
   float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
   out.choose(largest);
   uint32_t factor = float_to_half(out.scale);
@@ -144,11 +136,10 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
 #pragma unroll
     for (int kb = 0; kb < kSteps; kb++) {
       uint2 b = q.page[nt][kb][lane];
-      uint2 m = load_cached8(steps + 2 * D + lane % 4 * (D / 2) + kb * 8);
-      uint32_t a[4] = {m.x, m.x, m.y, m.y}, qb[2] = {b.x, b.y};
+      const uint32_t a[4] = {mins[kb].x, mins[kb].x, mins[kb].y, mins[kb].y}, qb[2] = {b.x, b.y};
       mma_f16(z, a, qb);
-      out.q[nt][kb][0] = mul_half2(mul_half2(b.x, factor), step[kb][0]);
-      out.q[nt][kb][1] = mul_half2(mul_half2(b.y, factor), step[kb][1]);
+      out.q[nt][kb][0] = mul_half2(mul_half2(b.x, factor), step[kb].x);
+      out.q[nt][kb][1] = mul_half2(mul_half2(b.y, factor), step[kb].y);
     }
     out.zero[2 * nt] = z[0];
     out.zero[2 * nt + 1] = z[1];
@@ -165,6 +156,11 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
   const uint32_t g = lane / 4, t = lane % 4;
   constexpr uint32_t count = F::kAffine && !F::kChannel ? G::kCount : 1;
   Slice<F, kTiles, D> slice;
+  TokenPairs pair[count];
+  if constexpr (F::kAffine && !F::kChannel) {
+#pragma unroll
+    for (int j = 0; j < (int)count; j++) pair[j].load(pairs + (g * count + j) * 32, g);
+  }
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
     if (mt % kTiles == 0) slice.load(codes, lane, mt / kTiles);
@@ -212,12 +208,12 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
       if constexpr (F::kAffine && !F::kChannel) {
         if (kb + 1 == kSteps || (kb + 1) % (2 * G::kRun) == 0) {
           const int block = kb / 2;
-          uint2 w = load_cached8(pairs + (g * count + block / G::kRun) * 32 + mt * 8);
+          const uint32_t(&w)[8] = pair[block / G::kRun].bits;
           float step[4] = {};
-          mma_f16_k8(step, w.x, w.y, step_operand(lane));
+          mma_f16_k8(step, w[2 * mt], w[2 * mt + 1], step_operand(lane));
 #pragma unroll
           for (int nt = 0; nt < NT; nt++) {
-            mma_f16_k8(zero[nt], w.x, w.y, q.zero[nt][block / G::kRun][lane]);
+            mma_f16_k8(zero[nt], w[2 * mt], w[2 * mt + 1], q.zero[nt][block / G::kRun][lane]);
 #pragma unroll
             for (int h = 0; h < 2; h++) {
               float factor = step[2 * h] * power_of_two(F::kScale - F::position(mt, h));

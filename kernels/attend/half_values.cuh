@@ -76,47 +76,6 @@ struct HalfState {
   }
 };
 
-// (step, min) pairs, or scales, of the lane's eight tokens: g, g + 8, ..
-struct TokenPairs {
-  uint32_t bits[8];
-
-  // `from`: those of row g. Tokens at or beyond `tail` do not exist: what lies there may be anything.
-  __device__ __forceinline__ void load(const uint8_t* from, uint32_t g, int tail) {
-    uint4 a = load_stream16(from), b = load_stream16(from + 16);
-    bits[0] = a.x, bits[1] = a.y, bits[2] = a.z, bits[3] = a.w;
-    bits[4] = b.x, bits[5] = b.y, bits[6] = b.z, bits[7] = b.w;
-    if (tail < QKV_TILE) {
-#pragma unroll
-      for (int i = 0; i < 8; i++) {
-        if (8 * i + (int)g >= tail) bits[i] = 0;
-      }
-    }
-  }
-
-  // Largest step, in the low half.
-  __device__ __forceinline__ uint32_t most_half() const {
-    uint32_t most = bits[0];
-#pragma unroll
-    for (int i = 1; i < 8; i++) most = max_half2(most, bits[i]);
-    return most;
-  }
-
-  __device__ __forceinline__ float most_float() const {
-    float most = from_bits(bits[0]);
-#pragma unroll
-    for (int i = 1; i < 8; i++) most = fmaxf(most, from_bits(bits[i]));
-    return most;
-  }
-
-  // Steps and mins of tokens 16 kb + g and 16 kb + g + 8.
-  __device__ __forceinline__ void values(int kb, uint32_t lane, float (&step)[2], float (&min)[2]) const {
-    float q[4] = {};
-    mma_f16_k8(q, bits[2 * kb], bits[2 * kb + 1], min_step_operand(lane));
-    step[0] = q[1], step[1] = q[3];
-    min[0] = q[0], min[1] = q[2];
-  }
-};
-
 // Scores, which `factor` takes to log2 units, become weights; references and the steps' scale move where they must. `largest`: the
 // lane's largest step, where weights are `scaled` by steps.
 template <int D, int NT, int Zeros>

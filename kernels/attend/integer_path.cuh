@@ -90,9 +90,12 @@ __device__ __forceinline__ void fold_channels(const IntegerQuery<D>& q, const ui
   const uint32_t g = lane / 4, t = lane % 4;
   // Lane (g, t) has channels g + 8i of column t; they lie among those of the lane's pair of channels.
   float s[2 * kSteps], plain[2 * kSteps];
+  uint2 step[kSteps], mins[kSteps];
+  load_channels<D>(steps, g / 2, step);
+  load_channels<D>(steps + 2 * D, t, mins);
 #pragma unroll
   for (int i = 0; i < kSteps; i++) {
-    uint2 w = load_cached8(steps + g / 2 * (D / 2) + 8 * i);
+    const uint2 w = step[i];
     s[2 * i] = half_to_float((uint16_t)(g % 2 ? w.x >> 16 : w.x));
     s[2 * i + 1] = half_to_float((uint16_t)(g % 2 ? w.y >> 16 : w.y));
     plain[2 * i] = q.plain[t][16 * i + g];
@@ -120,7 +123,7 @@ __device__ __forceinline__ void fold_channels(const IntegerQuery<D>& q, const ui
   float z[4] = {};
 #pragma unroll
   for (int kb = 0; kb < kSteps; kb++) {
-    uint2 m = load_cached8(steps + 2 * D + t * (D / 2) + kb * 8), b = q.zero_parts[kb][lane];
+    const uint2 m = mins[kb], b = q.zero_parts[kb][lane];
     const uint32_t a[4] = {m.x, m.x, m.y, m.y}, bits[2] = {b.x, b.y};
     mma_f16(z, a, bits);
   }
@@ -136,6 +139,11 @@ __device__ __forceinline__ void integer_scores(const IntegerQuery<D>& q, const u
   constexpr int kCount = F::kChannel ? 1 : G::kCount, kRun = F::kChannel ? kSteps : G::kRun;
   const uint32_t g = lane / 4, t = lane % 4;
   Slice<F, kTiles, D> slice;
+  TokenPairs pair[kCount];
+  if constexpr (!F::kChannel) {
+#pragma unroll
+    for (int j = 0; j < kCount; j++) pair[j].load(pairs + (g * kCount + j) * 32, g);
+  }
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
     if (mt % kTiles == 0) slice.load(codes, lane, mt / kTiles);
@@ -163,9 +171,8 @@ __device__ __forceinline__ void integer_scores(const IntegerQuery<D>& q, const u
         // The sums are too large by the queries' factor.
         step[0] = step[1] = 1 / fold.norm;
       } else {
-        uint2 w = load_cached8(pairs + (g * kCount + j) * 32 + mt * 8);
         float x[4] = {};
-        mma_f16_k8(x, w.x, w.y, q.pair[j][lane]);
+        mma_f16_k8(x, pair[j].bits[2 * mt], pair[j].bits[2 * mt + 1], q.pair[j][lane]);
         zero[0] = x[0], zero[1] = x[2];
         step[0] = x[1], step[1] = x[3];
       }
@@ -249,7 +256,7 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
 // Exact rows: tokens [first, end), at most 16. The two columns of a query take its parts, and its weights'.
 template <bool Bfloat, int DK, int DV, int Zeros>
 __device__ __forceinline__ void integer_row_step(const IntegerQuery<DK>& q, const RowMemory& keys, const RowMemory& values,
-                                                 int32_t first, int32_t end, const View<1>& view, float factor, float cap,
+                                                 int32_t first, int32_t end, const View<kIntegerColumns>& view, float factor, float cap,
                                                  uint32_t lane, uint8_t* stage, IntegerState<DV, Zeros>& w) {
   float sum[1][4] = {};
   key_rows<Bfloat, DK, 1, 1>(&q.rows, keys, first, end, lane, sum);
@@ -259,7 +266,7 @@ __device__ __forceinline__ void integer_row_step(const IntegerQuery<DK>& q, cons
     int32_t token = first + (int32_t)lane / 4 + 8 * h;
     s[h] = (sum[0][2 * h] + sum[0][2 * h + 1]) * factor;
     if (cap > 0) s[h] = soft_cap(s[h], cap);
-    if (token >= end || token < view.low[0] || token > view.high[0]) s[h] = -kInfinity;
+    if (token >= end || !view.sees(lane % 4, token)) s[h] = -kInfinity;
   }
   float most = fmaxf(s[0], s[1]);
   if (__any_sync(kAllLanes, most - w.reference[0] > kLimitAbove)) w.move(most);
@@ -313,7 +320,7 @@ struct IntegerPath {
 
   template <bool Bfloat>
   static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
-                                             int32_t end, const View<1>& view, const float (&factor)[1], float cap,
+                                             int32_t end, const View<kIntegerColumns>& view, const float (&factor)[1], float cap,
                                              uint32_t lane, uint8_t* stage, State& w) {
     integer_row_step<Bfloat, DK, DV>(q, keys, values, first, end, view, factor[0], cap, lane, stage, w);
   }

@@ -96,16 +96,15 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, IntegerQuery<D>& q
     }
     sum += warp_sum((float)(256 * high + low));
     if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
-      float rest = sum * kIntegerScale;
-      uint16_t part[3];
-#pragma unroll
-      for (int i = 0; i < 3; i++) {
-        part[i] = float_to_half(rest);
-        rest -= half_to_float(part[i]);
-      }
-      // Lanes 4n + t: rows 2t (steps) and 2t + 1 (mins) of column n.
+      // Lanes 4n + t: rows 2t (steps) and 2t + 1 (mins) of column n. The sum comes in three f16 parts.
       if (lane < 4) {
-        q.pair[k / Run][4 * (2 * c) + lane] = lane < 3 ? (uint32_t)part[lane] << 16 : 0;
+        float rest = sum * kIntegerScale;
+        uint16_t part = 0;
+        for (uint32_t i = 0; i <= lane; i++) {
+          part = float_to_half(rest);
+          rest -= half_to_float(part);
+        }
+        q.pair[k / Run][4 * (2 * c) + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
         q.pair[k / Run][4 * (2 * c + 1) + lane] = lane == 0 ? float_to_half(kIntegerScale) : 0;
       }
       sum = 0;

@@ -8,7 +8,10 @@ namespace qkv {
 
 template <class Path>
 struct Shared {
-  typename Path::Query query;
+  Cursor cursor;
+  Piece piece;
+  View<Path::kUnitColumns> view;
+  alignas(16) typename Path::Query query;
   union {
     alignas(16) uint8_t stage[kWarps][kStageBytes];
     MergeShared<Path::kValueDim, Path::kUnitColumns> merge;
@@ -16,9 +19,10 @@ struct Shared {
 };
 
 // Scores, which `factor` takes to log2 units, capped and masked; capped ones are in log2 units already.
-template <int Count>
-__device__ __forceinline__ void cap_and_mask(const QkvAttend& p, int32_t first, uint32_t lane, const View<Count>& view,
-                                             const float (&factor)[Count], float (&s)[8][Count]) {
+template <class State, int Columns>
+__device__ __forceinline__ void cap_and_mask(const QkvAttend& p, int32_t first, uint32_t lane, const View<Columns>& view,
+                                             const float (&factor)[State::kColumns], float (&s)[8][State::kColumns]) {
+  constexpr int Count = State::kColumns;
   if (p.softcap > 0) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -32,7 +36,7 @@ __device__ __forceinline__ void cap_and_mask(const QkvAttend& p, int32_t first, 
       int32_t token = first + 8 * i + (int32_t)lane / 4;
 #pragma unroll
       for (int j = 0; j < Count; j++) {
-        if (token < max(view.low[j], (int32_t)p.sinks) || token > view.high[j]) s[i][j] = -kInfinity;
+        if (token < (int32_t)p.sinks || !view.sees(State::column(j, lane % 4), token)) s[i][j] = -kInfinity;
       }
     }
   }
@@ -45,7 +49,7 @@ struct Attend {
   using State = typename Path::State;
 
   static __device__ __forceinline__ void pages(const QkvAttend& p, const Unit& u, const Items& items, int32_t from, int32_t to,
-                                               const Query& q, const View<kColumns>& view, uint32_t lane, uint8_t* stage,
+                                               const Query& q, const View<Path::kUnitColumns>& view, uint32_t lane, uint8_t* stage,
                                                State& w) {
     typename Path::Fold fold;
     fold.clear();
@@ -67,14 +71,14 @@ struct Attend {
       const uint8_t* page = (const uint8_t*)p.pages + ((uint64_t)block * p.heads + u.head) * p.page_bytes;
       float s[8][kColumns];
       Path::scores(p, q, page, lane, stage, fold, s);
-      cap_and_mask<kColumns>(p, tile * QKV_TILE, lane, view, factor, s);
+      cap_and_mask<State>(p, tile * QKV_TILE, lane, view, factor, s);
       int tail = min(u.s.new_len - tile * QKV_TILE, QKV_TILE);
       Path::values(p, page, lane, tail, log2_factor, stage, s, w);
     }
   }
 
   static __device__ __forceinline__ void rows(const QkvAttend& p, const Unit& u, const Items& items, int32_t from, int32_t to,
-                                              const Query& q, const View<kColumns>& view, uint32_t lane, uint8_t* stage,
+                                              const Query& q, const View<Path::kUnitColumns>& view, uint32_t lane, uint8_t* stage,
                                               State& w) {
     float factor[kColumns];
 #pragma unroll
@@ -100,26 +104,27 @@ struct Attend {
     }
   }
 
-  // Items [from, to) of a unit.
-  static __device__ __forceinline__ void unit(const QkvAttend& p, const Unit& u, const Items& items, int32_t from, int32_t to,
-                                              Shared<Path>& shared, uint32_t warp, uint32_t lane) {
+  // Items of a unit that a block has.
+  static __device__ __forceinline__ void piece(const QkvAttend& p, Shared<Path>& shared, uint32_t warp, uint32_t lane) {
+    const Unit& u = shared.piece.unit;
+    const Items& items = shared.piece.items;
+    const int32_t from = shared.piece.from, to = shared.piece.to;
     Path::load(p, u, shared.query, warp, lane);
+    if (threadIdx.x < Path::kUnitColumns) shared.view.set(p, u, threadIdx.x);
     __syncthreads();
-    View<kColumns> view;
-    view.set(p, u, [&](int j) { return (int)State::column(j, lane % 4); });
     State w;
     w.clear();
     int32_t at = from + (int32_t)warp;
     const int32_t pages_end = min(to, items.pages), rows_end = min(to, items.pages + items.row_tiles + items.sinks);
     if (at < pages_end) {
-      pages(p, u, items, at, pages_end, shared.query, view, lane, shared.stage[warp], w);
+      pages(p, u, items, at, pages_end, shared.query, shared.view, lane, shared.stage[warp], w);
       Path::finish(p, u.head, lane, w);
       at += (pages_end - at + (int32_t)kWarps - 1) / (int32_t)kWarps * (int32_t)kWarps;
     }
-    if (at < rows_end) rows(p, u, items, at, rows_end, shared.query, view, lane, shared.stage[warp], w);
+    if (at < rows_end) rows(p, u, items, at, rows_end, shared.query, shared.view, lane, shared.stage[warp], w);
     // The merge takes the staging memory.
     __syncthreads();
-    const int slot = from > 0 ? 0 : to < items.count() ? 1 : -1;
+    const int slot = shared.piece.from > 0 ? 0 : shared.piece.to < items.count() ? 1 : -1;
     merge_warps<DV, Path::kUnitColumns>(p, u, slot, w, shared.merge, warp, lane);
   }
 };
@@ -129,9 +134,7 @@ __device__ __forceinline__ void attend(const QkvAttend& p) {
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *(Shared<Path>*)memory;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for_units(p, lane, [&](const Unit& u, const Items& items, int32_t from, int32_t to) {
-    Attend<Path>::unit(p, u, items, from, to, shared, warp, lane);
-  });
+  for_pieces(p, lane, shared.cursor, shared.piece, [&] { Attend<Path>::piece(p, shared, warp, lane); });
 }
 
 }  // namespace qkv

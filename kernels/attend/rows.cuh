@@ -109,7 +109,7 @@ __device__ __forceinline__ void value_rows(const RowMemory& values, int32_t firs
 // Tokens [first, end), at most 16. `stage`: shared memory of the warp.
 template <bool Bfloat, int DK, int DV, int NT, int Zeros>
 __device__ __forceinline__ void row_step(const HalfQuery<DK, NT>& q, const RowMemory& keys, const RowMemory& values,
-                                         int32_t first, int32_t end, const View<2 * NT>& view,
+                                         int32_t first, int32_t end, const View<8 * NT>& view,
                                          const float (&factor)[2 * NT], float cap, uint32_t lane, uint8_t* stage,
                                          HalfState<DV, NT, Zeros>& w) {
   constexpr int kColumns = 2 * NT;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void row_step(const HalfQuery<DK, NT>& q, const RowMe
       int32_t token = first + (int32_t)lane / 4 + 8 * h;
       s[h][j] = sum[j / 2][2 * h + j % 2] * factor[j];
       if (cap > 0) s[h][j] = soft_cap(s[h][j], cap);
-      if (token >= end || token < view.low[j] || token > view.high[j]) s[h][j] = -kInfinity;
+      if (token >= end || !view.sees(HalfState<DV, NT, Zeros>::column(j, lane % 4), token)) s[h][j] = -kInfinity;
     }
     most[j] = fmaxf(s[0][j], s[1][j]);
     move |= most[j] - w.reference[j] > kLimitAbove;

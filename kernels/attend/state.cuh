@@ -24,26 +24,26 @@ __device__ __forceinline__ float rows_sum(float x) {
   return x;
 }
 
-// What a column sees of the tokens, and how the lane's columns are told.
-template <int Count>
+// What the columns of a unit see of the tokens. In shared memory, since most pages are seen whole.
+template <int Columns>
 struct View {
-  // Tokens [low, high] of each of the lane's columns; those that do not exist see none.
-  int32_t low[Count], high[Count];
-  // All columns of the unit see the tokens between these.
+  // Tokens [low, high] of each column; one that does not exist sees none.
+  int32_t low[Columns], high[Columns];
+  // All columns see the tokens between these.
   int32_t all_low, all_high;
 
-  template <class Column>
-  __device__ __forceinline__ void set(const QkvAttend& p, const Unit& u, Column column) {
-    int32_t window = p.sliding_window ? (int32_t)min(p.sliding_window, 0x7fffffffu) : 0x7fffffff;
-#pragma unroll
-    for (int j = 0; j < Count; j++) {
-      int32_t c = column(j), at = u.s.old_len + (int32_t)((u.first_column + c) / p.group);
-      high[j] = c < u.columns ? at : -1;
-      low[j] = c < u.columns ? max(at - window + 1, 0) : 0;
-    }
-    all_high = u.s.old_len + (int32_t)(u.first_column / p.group);
-    all_low = max(u.s.old_len + (int32_t)((u.first_column + u.columns - 1) / p.group) - window + 1, 0);
+  // One thread a column.
+  __device__ __forceinline__ void set(const QkvAttend& p, const Unit& u, uint32_t c) {
+    const int32_t window = p.sliding_window ? (int32_t)min(p.sliding_window, 0x7fffffffu) : 0x7fffffff;
+    const bool there = (int32_t)c < u.columns;
+    const int32_t at = u.s.old_len + (int32_t)((u.first_column + min((int32_t)c, u.columns - 1)) / p.group);
+    high[c] = there ? at : -1;
+    low[c] = max(at - window + 1, 0);
+    if (c == 0) all_high = at;
+    if ((int32_t)c == u.columns - 1) all_low = max(at - window + 1, 0);
   }
+
+  __device__ __forceinline__ bool sees(uint32_t c, int32_t token) const { return token >= low[c] && token <= high[c]; }
 };
 
 // cap * tanh(x / cap) for x and result in log2 units.

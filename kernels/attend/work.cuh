@@ -152,33 +152,71 @@ __device__ __forceinline__ Unit unit_of(const QkvAttend& p, const QkvSequence& s
 // Whether a sequence's queries are within what the launch was made for.
 __device__ __forceinline__ bool served(const QkvAttend& p, const QkvSequence& s) { return s.tokens <= (int32_t)p.max_query; }
 
-// Calls `work` for each unit of which this block has items [from, to). All threads together.
-template <class Work>
-__device__ __forceinline__ void for_units(const QkvAttend& p, uint32_t lane, Work work) {
-  const uint64_t total = total_weight(p, lane);
-  if (total == 0) return;
-  const uint64_t begin = block_begin(p, total, blockIdx.x), end = block_begin(p, total, blockIdx.x + 1);
-  if (begin == end) return;
-  uint64_t at = 0;
-  for (uint32_t i = sequence_at(p, lane, begin, at); i < p.sequences && at < end; i++) {
-    QkvSequence s = sequence_of(p, i);
+// Where a block is in its range. In shared memory: the loops over items have better use for registers.
+struct Cursor {
+  uint64_t begin, end;
+  // Where the sequence's weight begins.
+  uint64_t at;
+  uint32_t sequence, unit;
+};
+
+// What a block works on at the moment: items [from, to) of a unit.
+struct Piece {
+  Unit unit;
+  Items items;
+  int32_t from, to;
+};
+
+// Moves the cursor to the next unit of which this block has items, and says which. False: there is none.
+__device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece& piece) {
+  for (; c.sequence < p.sequences && c.at < c.end; c.sequence++, c.unit = 0) {
+    const QkvSequence s = sequence_of(p, c.sequence);
     const uint64_t weight = unit_weight(p, s);
     if (weight == 0) continue;
-    Items items = items_of(p, s);
-    for (uint32_t k = begin > at ? (uint32_t)((begin - at) / weight) : 0; k < units_of_sequence(p); k++) {
-      const uint64_t first = at + k * weight;
-      if (first >= end) return;
-      int32_t from = begin > first ? item_at(p, items, begin - first) : 0;
-      int32_t to = end - first >= weight ? items.count() : item_at(p, items, end - first);
+    const Items items = items_of(p, s);
+    if (c.unit == 0 && c.begin > c.at) c.unit = (uint32_t)((c.begin - c.at) / weight);
+    for (; c.unit < units_of_sequence(p); c.unit++) {
+      const uint64_t first = c.at + c.unit * weight;
+      if (first >= c.end) return false;
+      int32_t from = c.begin > first ? item_at(p, items, c.begin - first) : 0;
+      int32_t to = c.end - first >= weight ? items.count() : item_at(p, items, c.end - first);
       if (from >= to) continue;
       if (!served(p, s)) {
-        if (k == 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->bad_rows, 1);
+        if (c.unit == 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->bad_rows, 1);
         continue;
       }
-      Unit u = unit_of(p, s, i, k);
-      if (u.columns > 0) work(u, items, from, to);
+      Unit u = unit_of(p, s, c.sequence, c.unit);
+      if (u.columns == 0) continue;
+      piece = {u, items, from, to};
+      c.unit++;
+      return true;
     }
-    at += weight * units_of_sequence(p);
+    c.at += weight * units_of_sequence(p);
+  }
+  return false;
+}
+
+// Calls `work` for each piece of this block. All threads together; `work` ends with a barrier. `cursor` and `piece` are shared memory.
+template <class Work>
+__device__ __forceinline__ void for_pieces(const QkvAttend& p, uint32_t lane, Cursor& cursor, Piece& piece, Work work) {
+  const uint64_t total = total_weight(p, lane);
+  if (total == 0) return;
+  Cursor c = {block_begin(p, total, blockIdx.x), block_begin(p, total, blockIdx.x + 1), 0, 0, 0};
+  if (c.begin == c.end) return;
+  c.sequence = sequence_at(p, lane, c.begin, c.at);
+  if (threadIdx.x == 0) cursor = c;
+  while (true) {
+    __syncthreads();
+    c = cursor;
+    Piece next;
+    if (!next_piece(p, c, next)) return;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      cursor = c;
+      piece = next;
+    }
+    __syncthreads();
+    work();
   }
 }
 

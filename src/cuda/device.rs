@@ -49,14 +49,64 @@ kernels! {
     BeginStep = "begin_step"::"qkv_begin_step",
     /// New keys and values into a layer.
     Append = "append"::"qkv_append",
-    /// Attention over pages of any format, by head dim.
+    /// Attention: see `launch/instances.rs`.
     AttendAny64 = "attend_any_64"::"qkv_attend_any_64",
+    /// Attention: see `launch/instances.rs`.
     AttendAny80 = "attend_any_80"::"qkv_attend_any_80",
+    /// Attention: see `launch/instances.rs`.
     AttendAny96 = "attend_any_96"::"qkv_attend_any_96",
+    /// Attention: see `launch/instances.rs`.
     AttendAny112 = "attend_any_112"::"qkv_attend_any_112",
+    /// Attention: see `launch/instances.rs`.
     AttendAny128 = "attend_any_128"::"qkv_attend_any_128",
+    /// Attention: see `launch/instances.rs`.
     AttendAny256 = "attend_any_256"::"qkv_attend_any_256",
-    AttendAny192x128 = "attend_any_192_128"::"qkv_attend_any_192_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny192128 = "attend_any_192_128"::"qkv_attend_any_192_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendF16Half64 = "attend_f16"::"qkv_attend_f16_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendF16Half128 = "attend_f16"::"qkv_attend_f16_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendE4m3Half64 = "attend_e4m3"::"qkv_attend_e4m3_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendE4m3Half128 = "attend_e4m3"::"qkv_attend_e4m3_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Integer64 = "attend_int8"::"qkv_attend_int8_integer_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Integer128 = "attend_int8"::"qkv_attend_int8_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Half64 = "attend_int8"::"qkv_attend_int8_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Half128 = "attend_int8"::"qkv_attend_int8_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Integer64 = "attend_default4"::"qkv_attend_default4_integer_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Integer128 = "attend_default4"::"qkv_attend_default4_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Half64 = "attend_default4"::"qkv_attend_default4_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Half128 = "attend_default4"::"qkv_attend_default4_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Integer64 = "attend_default2"::"qkv_attend_default2_integer_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Integer128 = "attend_default2"::"qkv_attend_default2_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Half64 = "attend_default2"::"qkv_attend_default2_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Half128 = "attend_default2"::"qkv_attend_default2_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken4Integer128 = "attend_token"::"qkv_attend_token4_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken4Half128 = "attend_token"::"qkv_attend_token4_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken2Integer128 = "attend_token"::"qkv_attend_token2_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken2Half128 = "attend_token"::"qkv_attend_token2_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken1Integer128 = "attend_token"::"qkv_attend_token1_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken1Half128 = "attend_token"::"qkv_attend_token1_half_128",
     /// Joins the partial results of an attention launch.
     Combine = "combine"::"qkv_combine",
 }

@@ -32,6 +32,10 @@ pub(crate) struct Twins {
     blocks: usize,
     /// First real row of each sequence in the last step.
     pub(crate) last_rows: Vec<usize>,
+    /// Inputs are ordinary numbers.
+    pub(crate) tame: bool,
+    /// Size of keys and values.
+    pub(crate) magnitude: [f32; 2],
 }
 
 /// A step whose layer has appended on both sides.
@@ -78,7 +82,17 @@ impl Twins {
             scales: [scales(&l.key, false), scales(&l.value, true)],
         };
         let (lengths, status) = (gpu.zeros(2 * c.max_sequences), gpu.zeros(STATUS_WORDS));
-        Self { config, cpu, layer, lengths, status, blocks, last_rows: Vec::new() }
+        Self {
+            config,
+            cpu,
+            layer,
+            lengths,
+            status,
+            blocks,
+            last_rows: Vec::new(),
+            tame: false,
+            magnitude: [1.0; 2],
+        }
     }
 
     /// One step on both sides. `counts` are rows of each seat, `padding` how many of them stand before and behind as padding.
@@ -129,13 +143,14 @@ impl Twins {
         let dtype = random.pick(&[Dtype::F16, Dtype::Bf16, Dtype::F32]);
         let inputs: Vec<(Host, Shape)> = [c.key_dim, c.value_dim]
             .iter()
-            .map(|d| {
+            .enumerate()
+            .map(|(i, d)| {
                 let (shape, n) = layout(random, [rows, c.kv_heads, *d]);
-                let wild = random.below(4) == 0;
+                let wild = random.below(4) == 0 && !self.tame;
                 let x: Vec<f32> = (0..n)
                     .map(|_| match random.below(600) {
                         0 if wild => random.pick(&[f32::NAN, f32::INFINITY, 1e30, -7e4, 0.0, -0.0, 1e-7]),
-                        _ => random.normal(),
+                        _ => random.normal() * self.magnitude[i],
                     })
                     .collect();
                 (Host::new(dtype, &x), shape)

@@ -1,4 +1,5 @@
 use super::append::{LayerParts, layer_of};
+use super::instances::{Instance, instance};
 use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
 use crate::config::CacheConfig;
 use crate::cuda::abi::QkvAttend;
@@ -13,57 +14,26 @@ const THREADS: u32 = 128;
 /// Queries times query heads of a kv head that [`attend`] takes; more are for `prefill`.
 pub(crate) const MAX_ROWS: usize = 64;
 
-/// A kernel and what it was made for.
-#[derive(Debug, Clone, Copy)]
-struct Instance {
-    kernel: Kernel,
-    key_dim: usize,
-    value_dim: usize,
-    /// Columns (query, head) that a unit of work has.
-    columns: usize,
-    /// Bytes of shared memory; asserted in the kernel's source.
-    shared: u32,
-    /// Blocks that a multiprocessor holds.
-    resident: u32,
-}
-
-const fn any(kernel: Kernel, key_dim: usize, value_dim: usize, shared: u32) -> Instance {
-    Instance { kernel, key_dim, value_dim, columns: 8, shared, resident: 2 }
-}
-
-const INSTANCES: [Instance; 7] = [
-    any(Kernel::AttendAny64, 64, 64, 20_832),
-    any(Kernel::AttendAny80, 80, 80, 22_496),
-    any(Kernel::AttendAny96, 96, 96, 23_008),
-    any(Kernel::AttendAny112, 112, 112, 24_672),
-    any(Kernel::AttendAny128, 128, 128, 25_184),
-    any(Kernel::AttendAny192x128, 192, 128, 29_536),
-    any(Kernel::AttendAny256, 256, 256, 33_888),
-];
-
-/// The kernel for a layer.
-fn instance(config: &CacheConfig) -> Result<&'static Instance> {
-    let fits = |i: &&Instance| i.key_dim == config.key_dim && i.value_dim == config.value_dim;
-    INSTANCES.iter().find(fits).ok_or_else(|| Error::Unsupported {
-        what: "head dims",
-        got: format!("{} and {}", config.key_dim, config.value_dim),
-        why: "attention on the GPU has kernels for 64, 80, 96, 112, 128, 256, and 192 with values of 128; pad the heads"
-            .into(),
-    })
-}
-
-fn blocks_launched(device: &Device, i: &Instance) -> u32 {
-    device.multiprocessors() * i.resident
-}
-
 /// f32 elements of workspace that [`attend`] needs on this device, whatever the batch.
 ///
 /// # Errors
 /// As [`CacheConfig::validate`]; [`Error::Unsupported`] for head dims without a kernel.
 pub fn attend_workspace(device: &Device, config: &CacheConfig) -> Result<usize> {
     config.validate()?;
-    let i = instance(config)?;
-    Ok(blocks_launched(device, i) as usize * 2 * i.columns * (config.value_dim + 2))
+    let of = |i: &Instance| i.blocks(device) as usize * 2 * i.columns * (config.value_dim + 2);
+    let mut most = 0;
+    for l in &config.layers {
+        for columns in [1, MAX_ROWS] {
+            let i = instance((config.key_dim, config.value_dim), l, columns, true)?;
+            most = most.max(of(i));
+        }
+    }
+    Ok(most)
+}
+
+/// Whether queries and weights may be in fixed point: not where 8-bit products are slow.
+fn integer_is_fast(device: &Device) -> bool {
+    device.compute_capability() != 103
 }
 
 /// Attention of the step's new tokens over one layer, as the cache is after this layer's [`append`](super::append): pages, window
@@ -155,7 +125,8 @@ pub fn attend(
     memory.home(device)?;
     step.home(device)?;
     batch.home(device)?;
-    let i = instance(c)?;
+    let dims = (c.key_dim, c.value_dim);
+    let i = instance(dims, l, group * max_query_len, !params.exact_queries && integer_is_fast(device))?;
     let parts = LayerParts::new(c, l, memory)?;
     check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
     check::address("workspace", workspace.address(), 4)?;
@@ -185,7 +156,7 @@ pub fn attend(
     };
     // Costs in units of 256 bytes; a unit costs about what loading its queries and merging its warps takes.
     let weight = |bytes: usize| (bytes / 256).max(1) as u32;
-    let blocks_launched = blocks_launched(device, i);
+    let blocks_launched = i.blocks(device);
     let p = QkvAttend {
         q: q.parameters(),
         out: out.as_ref().parameters(),

@@ -18,6 +18,7 @@ mod checks;
 mod dequantize;
 mod fp8;
 mod hadamard;
+mod instances;
 mod pages;
 mod params;
 mod quantize;

@@ -16,6 +16,9 @@ pub struct DeviceAttendParams<'a> {
     /// i32 `[ranges][start, end)` of absolute token numbers whose members see each other whatever their order, for every
     /// sequence of the batch. Only `prefill` takes them.
     pub bidirectional: Option<DeviceSlice<'a, i32>>,
+    /// Queries stay floating-point numbers. Otherwise up to 4 rows of a kv head over affine formats are rounded to 16-bit fixed point,
+    /// which is more exact than f16 but for queries with a few very large elements beside much smaller ones (`attend`).
+    pub exact_queries: bool,
 }
 
 impl<'a> DeviceAttendParams<'a> {
@@ -42,6 +45,11 @@ impl<'a> DeviceAttendParams<'a> {
     /// Ranges whose members see each other (prefill only).
     pub fn with_bidirectional(self, ranges: DeviceSlice<'a, i32>) -> Self {
         Self { bidirectional: Some(ranges), ..self }
+    }
+
+    /// Keeps queries in floating point: for models whose queries have huge outliers.
+    pub fn with_exact_queries(self) -> Self {
+        Self { exact_queries: true, ..self }
     }
 
     /// Checks factors and array lengths. Values in device memory are not read: a NaN sink logit makes its head's rows NaN.

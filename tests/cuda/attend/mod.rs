@@ -1,10 +1,13 @@
 //! Attention over a cache on the device: against f64 over the decoded values, and against the CPU's cache.
 
+mod edges;
+
 use crate::append::{Twins, any_format};
 use crate::gpu::{Gpu, Host, Random, layout};
 use cudarc::driver::CudaSlice;
 use qkv::cuda::launch::{DeviceAttendParams, attend, attend_workspace};
 use qkv::{AttendParams, CacheConfig, Dtype, Format, Granularity, Scales, Seat, TensorMut};
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 /// What one comparison is about.
@@ -16,6 +19,8 @@ struct Case {
     sink_logits: bool,
     /// Queries are multiplied with this: how peaked the attention is.
     sharpness: f32,
+    /// Sizes of keys and values.
+    magnitude: [f32; 2],
     /// Tokens of each sequence before the step, and new ones.
     before: Vec<usize>,
     new: Vec<usize>,
@@ -31,6 +36,7 @@ impl Case {
             scale: None,
             sink_logits: false,
             sharpness: 1.0,
+            magnitude: [1.0; 2],
             before: before.to_vec(),
             new: new.to_vec(),
             pad: false,
@@ -105,6 +111,8 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
     let c = &case.config;
     let query_heads = c.kv_heads * case.group;
     let mut twins = Twins::new(gpu, c.clone(), 1 + c.max_sequences * c.blocks_per_sequence());
+    twins.tame = true;
+    twins.magnitude = case.magnitude;
     let seats: Vec<Seat> = case.before.iter().map(|_| twins.cpu.open().unwrap()).collect();
     // In pieces, so that a step is not longer than tensors like it.
     let most = case.before.iter().copied().max().unwrap_or(0);
@@ -170,10 +178,13 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
     });
     let (q, shape, got, out_shape, got_lse, cpu_out, cpu_lse) = state.unwrap();
     let read = |h: &Host, s: &qkv::Shape, t: usize, head: usize, dim: usize| -> Vec<f64> {
-        let view = qkv::TensorRef::new(h.data(), *s).unwrap();
-        let mut x = vec![0f32; dim];
-        view.read_row(t, head, &mut x);
-        x.iter().map(|x| f64::from(*x)).collect()
+        let row = t / s.batch_tokens * s.strides[0] + t % s.batch_tokens * s.strides[1] + head * s.strides[2];
+        let at = (0..dim).map(|d| row + d * s.strides[3]);
+        match h {
+            Host::F16(x) => at.map(|i| x[i].to_f64()).collect(),
+            Host::Bf16(x) => at.map(|i| x[i].to_f64()).collect(),
+            Host::F32(x) => at.map(|i| x[i].into()).collect(),
+        }
     };
     let starts = twins.last_rows.clone();
     let (mut exact, mut rounded, mut device, mut cpu) = (vec![], vec![], vec![], vec![]);
@@ -244,13 +255,51 @@ fn describe(case: &Case) -> String {
     s
 }
 
-/// The device is at most twice as far from f64 as f16 arithmetic on decoded elements, and near the CPU.
-fn check(gpu: &Gpu, case: &Case, random: &mut Random) {
-    let e = run(gpu, case, random);
-    let what = describe(case);
-    assert!(e.device <= 2.0 * e.half + 1e-6, "{what}: {:.2e} from f64, f16 {:.2e}", e.device, e.half);
-    assert!(e.cpu <= 1e-3, "{what}: {:.2e} from the CPU", e.cpu);
-    assert!(e.lse <= 2e-3, "{what}: LSE differs by {:.2e}", e.lse);
+/// Everything that was not as it should be, and the errors of each format so far.
+#[derive(Default)]
+struct Findings {
+    texts: Vec<String>,
+    /// Squared errors of the device and of f16 arithmetic.
+    sums: BTreeMap<String, (f64, f64)>,
+}
+
+impl Findings {
+    /// The device is near the CPU; and over all cases of a format, at most twice as far from f64 as f16 arithmetic on decoded
+    /// elements. One case of a few rows may be a little further.
+    fn check(&mut self, gpu: &Gpu, case: &Case, random: &mut Random) {
+        let e = run(gpu, case, random);
+        let good = e.device <= 3.0 * e.half + 1e-6 && e.cpu <= 1e-3 && e.lse <= 2e-3;
+        if !good {
+            self.texts.push(format!(
+                "{}: {:.2e} from f64 (f16 {:.2e}), {:.2e} from the CPU, LSE {:.2e}",
+                describe(case),
+                e.device,
+                e.half,
+                e.cpu,
+                e.lse
+            ));
+        }
+        let l = case.config.layers[0];
+        let columns = case.group * case.new.iter().max().unwrap();
+        let path = if columns <= 4 { "up to 4 columns" } else { "more" };
+        let sum = self.sums.entry(format!("{:?} {:?} {path}", l.key, l.value)).or_default();
+        sum.0 += e.device * e.device;
+        sum.1 += e.half * e.half;
+    }
+}
+
+impl Drop for Findings {
+    fn drop(&mut self) {
+        for (format, (device, half)) in &self.sums {
+            let (device, half) = (device.sqrt(), half.sqrt());
+            if device > 2.0 * half + 1e-6 {
+                self.texts.push(format!("{format}: {device:.2e} from f64, f16 {half:.2e}"));
+            }
+        }
+        if !std::thread::panicking() {
+            assert!(self.texts.is_empty(), "{}", self.texts.join("\n"));
+        }
+    }
 }
 
 fn config(key: Format, value: Format, heads: usize, d: usize) -> CacheConfig {
@@ -283,13 +332,115 @@ fn kinds(d: usize) -> Vec<Format> {
 
 #[test]
 fn every_kind_of_keys_and_values() {
-    let gpu = Gpu::new();
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
     for (i, f) in kinds(64).into_iter().enumerate() {
         let mut random = Random::new(i as u64);
         let other = random.pick(&kinds(64));
         for (key, value) in [(f, other), (other, f)] {
             let case = Case::new(config(key, value, 1, 64), 4, &[150], &[1]);
-            check(&gpu, &case, &mut random);
+            findings.check(&gpu, &case, &mut random);
         }
+    }
+}
+
+/// Formats that have kernels of their own.
+fn own(d: usize) -> Vec<(Format, Format)> {
+    use qkv::{Affine, Bits, Fp8};
+    let token = |bits, group| Format::from(Affine::per_token(bits, group));
+    let mut all: Vec<(Format, Format)> = vec![
+        (Format::F16, Format::F16),
+        (Fp8::e4m3(Granularity::Head).into(), Fp8::e4m3(Granularity::Head).into()),
+        (Fp8::e4m3(Granularity::TokenHead).into(), Fp8::e4m3(Granularity::TokenHead).into()),
+        (token(Bits::B8, d), token(Bits::B8, d)),
+        CacheConfig::default_formats(Bits::B4, d),
+        (Affine::per_channel(Bits::B4, 64).into(), token(Bits::B4, 64)),
+        CacheConfig::default_formats(Bits::B2, d),
+        (Affine::per_channel(Bits::B2, 32).into(), token(Bits::B2, 32)),
+    ];
+    if d == 128 {
+        all.extend([Bits::B4, Bits::B2, Bits::B1].map(|b| (token(b, d), token(b, d))));
+    }
+    all
+}
+
+#[test]
+fn formats_with_kernels_of_their_own() {
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    for d in [64, 128] {
+        for (i, (key, value)) in own(d).into_iter().enumerate() {
+            // The integer path, then the f16 path.
+            for group in [4, 7] {
+                let mut random = Random::new((10 * i + group) as u64);
+                let case = Case::new(config(key, value, 2, d), group, &[300, 0, 90], &[1, 1, 1]);
+                findings.check(&gpu, &case, &mut random);
+            }
+        }
+    }
+}
+
+#[test]
+fn lengths_around_every_boundary() {
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    let lengths = [0, 1, 2, 3, 4, 15, 16, 31, 63, 64, 65, 79, 127, 128, 129, 191, 192, 255, 256, 320];
+    for (i, (key, value)) in own(64).into_iter().enumerate() {
+        for direct in [false, true] {
+            for group in [1, 8] {
+                let mut c = config(key, value, 1, 64);
+                if direct {
+                    c = c.direct();
+                    if c.validate().is_err() {
+                        continue;
+                    }
+                }
+                let mut random = Random::new(i as u64);
+                for three in lengths.chunks(3) {
+                    let case = Case::new(c.clone(), group, three, &vec![1; three.len()]);
+                    findings.check(&gpu, &case, &mut random);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn random_cases() {
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    for seed in 0..60 {
+        let mut random = Random::new(500 + seed);
+        let d = random.pick(&[64, 128]);
+        let residual = random.pick(&[None, Some(0), Some(32), Some(64), Some(128)]);
+        let heads = 1 + random.below(2);
+        let (key, value) = if random.below(3) == 0 {
+            random.pick(&own(d))
+        } else {
+            let direct = residual.is_none();
+            (any_format(&mut random, d, direct, true), any_format(&mut random, d, direct, false))
+        };
+        let mut c = config(key, value, heads, d).with_window_dtype(random.pick(&[Dtype::F16, Dtype::Bf16]));
+        c = match residual {
+            None => c.direct(),
+            r => c.with_residual(r).with_sinks(random.pick(&[0, 4, 16])),
+        };
+        if c.validate().is_err() {
+            continue;
+        }
+        if random.below(3) == 0 {
+            c = c.with_sliding_window(Some(random.pick(&[1, 20, 64, 100, 300])));
+        }
+        let group = random.pick(&[1, 2, 3, 4, 5, 8]);
+        let n = random.pick(&[1, 1, 1, 2, 3, 8]);
+        let before: Vec<usize> = (0..3).map(|_| random.pick(&[0, 3, 40, 64, 130, 200, 333])).collect();
+        let new: Vec<usize> = (0..3).map(|i| if i == 0 { n } else { 1 + random.below(n) }).collect();
+        let mut case = Case::new(c, group, &before, &new);
+        case.pad = random.below(2) == 0;
+        case.softcap = random.pick(&[None, None, Some(30.0), Some(2.0)]);
+        case.scale = random.pick(&[None, None, Some(0.3), Some(-0.2), Some(0.0)]);
+        case.sink_logits = random.below(3) == 0;
+        case.sharpness = random.pick(&[1.0, 1.0, 0.05, 4.0]);
+        case.magnitude = random.pick(&[[1.0, 1.0], [1.0, 1.0], [1e-3, 1e4], [1e3, 1e-6], [1.0, 300.0]]);
+        if case.magnitude[0] > 100.0 {
+            case.sharpness *= 1e-3;
+        }
+        findings.check(&gpu, &case, &mut random);
     }
 }
