@@ -49,6 +49,18 @@ kernels! {
     BeginStep = "begin_step"::"qkv_begin_step",
     /// New keys and values into a layer.
     Append = "append"::"qkv_append",
+    /// Two attention results made one.
+    MergeStates = "merge"::"qkv_merge_states",
+    /// Prefill attention, heads of up to 64 channels.
+    Prefill64 = "prefill_64_64"::"qkv_prefill_64_64",
+    /// Prefill attention, heads of up to 96 channels.
+    Prefill96 = "prefill_96_96"::"qkv_prefill_96_96",
+    /// Prefill attention, heads of up to 128 channels.
+    Prefill128 = "prefill_128_128"::"qkv_prefill_128_128",
+    /// Prefill attention, heads of up to 192 channels of keys and 128 of values.
+    Prefill192 = "prefill_192_128"::"qkv_prefill_192_128",
+    /// Prefill attention, heads of up to 256 channels.
+    Prefill256 = "prefill_256_256"::"qkv_prefill_256_256",
 }
 
 /// A parameter block that kernels take by value.
@@ -74,7 +86,9 @@ parameters!(
     QkvCheckMma,
     QkvFp8,
     QkvBeginStep,
-    QkvAppend
+    QkvAppend,
+    QkvMergeStates,
+    QkvPrefill
 );
 
 /// How a kernel is started.

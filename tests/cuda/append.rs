@@ -24,12 +24,14 @@ pub(crate) struct Layer {
 
 /// A cache of one layer on the device beside one on the CPU that is told the same.
 pub(crate) struct Twins {
-    config: CacheConfig,
+    pub(crate) config: CacheConfig,
     pub(crate) cpu: PagedKvCache,
     pub(crate) layer: Layer,
     pub(crate) lengths: CudaSlice<i32>,
     pub(crate) status: CudaSlice<u64>,
-    blocks: usize,
+    pub(crate) blocks: usize,
+    /// Whether inputs may have NaN, infinity and huge values.
+    pub(crate) wild: bool,
 }
 
 fn empty<T>(x: &CudaSlice<T>, n: usize) -> DeviceSlice<'_, T> {
@@ -67,11 +69,18 @@ impl Twins {
             scales: [scales(&l.key, false), scales(&l.value, true)],
         };
         let (lengths, status) = (gpu.zeros(2 * c.max_sequences), gpu.zeros(STATUS_WORDS));
-        Self { config, cpu, layer, lengths, status, blocks }
+        Self { config, cpu, layer, lengths, status, blocks, wild: true }
     }
 
     /// One step on both sides. `counts` are rows of each seat, `padding` how many of them stand before and behind as padding.
-    fn step(&mut self, gpu: &Gpu, random: &mut Random, seats: &[Seat], counts: &[usize], pad: bool) {
+    pub(crate) fn step(
+        &mut self,
+        gpu: &Gpu,
+        random: &mut Random,
+        seats: &[Seat],
+        counts: &[usize],
+        pad: bool,
+    ) {
         let c = self.config.clone();
         let (mut start, mut slots) = (vec![0i32], Vec::new());
         for (seat, n) in seats.iter().zip(counts) {
@@ -97,7 +106,7 @@ impl Twins {
             .iter()
             .map(|d| {
                 let (shape, n) = layout(random, [rows, c.kv_heads, *d]);
-                let wild = random.below(4) == 0;
+                let wild = random.below(4) == 0 && self.wild;
                 let x: Vec<f32> = (0..n)
                     .map(|_| match random.below(600) {
                         0 if wild => random.pick(&[f32::NAN, f32::INFINITY, 1e30, -7e4, 0.0, -0.0, 1e-7]),
@@ -136,7 +145,7 @@ impl Twins {
     }
 
     /// Everything that the device holds is what the CPU holds. Returns how many pages there are.
-    fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
+    pub(crate) fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
         let mut pages_compared = 0;
         let (c, l) = (&self.config, &self.config.layers[0]);
         let pages = PageLayout::new(&l.key, &l.value, c.key_dim, c.value_dim);
@@ -236,7 +245,7 @@ impl Layer {
 }
 
 /// A format that a cache takes for heads of `d` channels.
-fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format {
+pub(crate) fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format {
     let fp8 = [Fp8::e4m3, Fp8::e5m2];
     match random.below(10) {
         0 => Format::F16,

@@ -4,13 +4,19 @@
 #[allow(dead_code)]
 mod gpu;
 
+#[path = "../support/reference.rs"]
+#[allow(dead_code)]
+mod reference;
+
 mod anchors;
 mod append;
 mod dequantize;
 mod fp8;
 mod hadamard;
 mod layout;
+mod merge;
 mod pages;
+mod prefill;
 mod quantize;
 mod resources;
 mod steps;
