@@ -157,9 +157,10 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
     return x;
   };
   auto scale_of = [&](int op) { return p.scales[op] ? __ldg((const float*)p.scales[op] + w.head) : 1.0f; };
+  auto shift_of = [](uint32_t group) -> uint32_t { return group & (group - 1) ? 31 : 31 - __clz(group | 1); };
   float* scratch = (float*)(shared + S::kKey + 2 * DK);
-  Staged keys = {p.format[0], p.at[0], shared + S::kKey, kRowBytes<DK>, scratch, kRowBytes<DK> / 4, 0, scale_of(0), 1.0f};
-  Staged values = {p.format[1], p.at[1], shared + S::kValue, kRowBytes<DV>, scratch, kRowBytes<DK> / 4, 0, scale_of(1), 1.0f};
+  Staged keys = {p.format[0], p.at[0], shared + S::kKey, kRowBytes<DK>, scratch, kRowBytes<DK> / 4, 0, scale_of(0), shift_of(p.format[0].group), 1.0f};
+  Staged values = {p.format[1], p.at[1], shared + S::kValue, kRowBytes<DV>, scratch, kRowBytes<DK> / 4, 0, scale_of(1), shift_of(p.format[1].group), 1.0f};
 
   // Channels that the head does not have: pages do not write them.
   auto clear_keys = [&] {

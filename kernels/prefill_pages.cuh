@@ -7,14 +7,16 @@ namespace qkv {
 
 // Calls f(block m, kb, the lane's words of it) for every block of the code section, a vector of each lane at a time. For codes of
 // 4 bits and more, whose words are whole vectors.
-template <int BlockWords, typename F>
+template <int BlockWords, bool Value, typename F>
 __device__ __forceinline__ void each_block(const QkvOperand& at, const uint8_t* section, F f) {
-  const uint32_t vectors = at.code_bytes / 512, nb = (at.value ? QKV_TILE : at.dim) / 16;
+  const uint32_t vectors = at.code_bytes / 512, nb = Value ? QKV_TILE / 16 : at.dim / 16;
+  // Division by nb <= 32 of numbers below 2048: exact.
+  const uint32_t inverse = 65536 / nb + 1;
 #pragma unroll 1
   for (uint32_t v = threadIdx.x / 32; v < vectors; v += blockDim.x / 32) {
     const uint4 x = __ldg((const uint4*)(section + v * 512) + threadIdx.x % 32);
     const uint32_t w[4] = {x.x, x.y, x.z, x.w};
-    uint32_t block = v * (4 / BlockWords), m = block / nb, kb = block - m * nb;
+    uint32_t block = v * (4 / BlockWords), m = Value ? block / nb : block * inverse >> 16, kb = block - m * nb;
 #pragma unroll
     for (uint32_t i = 0; i < 4 / BlockWords; i++) {
       f(m, kb, w + i * BlockWords);
@@ -38,16 +40,16 @@ __device__ __forceinline__ void one_pair(Pairs& p, uint32_t word) {
 
 // Pairs that all rows of the block share, for formats that have them along columns.
 template <bool Value>
-__device__ __forceinline__ void column_pairs(Pairs& p, const QkvFormat& f, const QkvOperand& at, const uint8_t* section,
+__device__ __forceinline__ void column_pairs(Pairs& p, uint32_t group_shift, const QkvOperand& at, const uint8_t* section,
                                              uint32_t row, uint32_t kb, uint32_t t) {
   if (Value) {
-    const uint32_t groups = at.pair_count / QKV_TILE, j = row / f.group;
+    const uint32_t groups = at.pair_count / QKV_TILE, j = row >> group_shift;
     const uint8_t* first = section + ((2 * t * groups + j) * 8 + 2 * kb) * 4;
     const uint2 a = __ldg((const uint2*)first), b = __ldg((const uint2*)(first + groups * 32));
     p.step[0] = __byte_perm(a.x, b.x, 0x5410), p.min[0] = __byte_perm(a.x, b.x, 0x7632);
     p.step[1] = __byte_perm(a.y, b.y, 0x5410), p.min[1] = __byte_perm(a.y, b.y, 0x7632);
   } else {
-    const uint8_t* first = section + row / f.group * 4 * at.dim + t * (at.dim / 2) + kb * 8;
+    const uint8_t* first = section + (row >> group_shift) * 4 * at.dim + t * (at.dim / 2) + kb * 8;
     const uint2 step = __ldg((const uint2*)first), min = __ldg((const uint2*)(first + 2 * at.dim));
     p.step[0] = step.x, p.step[1] = step.y, p.min[0] = min.x, p.min[1] = min.y;
   }
@@ -55,13 +57,13 @@ __device__ __forceinline__ void column_pairs(Pairs& p, const QkvFormat& f, const
 
 // The pair of one row, for formats that have them along rows.
 template <bool Value>
-__device__ __forceinline__ void row_pair(Pairs& p, const QkvFormat& f, const QkvOperand& at, const uint8_t* section, uint32_t row,
+__device__ __forceinline__ void row_pair(Pairs& p, uint32_t group_shift, const QkvOperand& at, const uint8_t* section, uint32_t row,
                                          uint32_t kb) {
   uint32_t index;
   if (Value) {
-    index = 16 * kb / f.group * at.dim + (row & 7) * (at.dim / 8) + (row >> 3);
+    index = (16 * kb >> group_shift) * at.dim + (row & 7) * (at.dim / 8) + (row >> 3);
   } else {
-    index = ((row & 7) * (at.pair_count / QKV_TILE) + 16 * kb / f.group) * 8 + (row >> 3);
+    index = ((row & 7) * (at.pair_count / QKV_TILE) + (16 * kb >> group_shift)) * 8 + (row >> 3);
   }
   one_pair(p, __ldg((const uint32_t*)section + index));
 }
@@ -82,13 +84,13 @@ template <int Bits, bool Value, bool Columns>
 __device__ __forceinline__ void stage_wide_codes(const Staged& s, const uint8_t* page) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const uint8_t* section = page + s.at.pairs;
-  each_block<Bits / 4>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
+  each_block<Bits / 4, Value>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
     Pairs p;
-    if (Columns) column_pairs<Value>(p, s.f, s.at, section, 16 * m, kb, t);
+    if (Columns) column_pairs<Value>(p, s.group_shift, s.at, section, 16 * m, kb, t);
 #pragma unroll
     for (uint32_t half = 0; half < 2; half++) {
       const uint32_t row = 16 * m + 8 * half + g;
-      if (!Columns) row_pair<Value>(p, s.f, s.at, section, row, kb);
+      if (!Columns) row_pair<Value>(p, s.group_shift, s.at, section, row, kb);
       store_codes<Value>(s, p, row, 16 * kb + 2 * t, Bits == 8 ? w[half] : w[0] >> (4 * half) & 0x0f0f0f0f);
     }
   });
@@ -114,9 +116,9 @@ __device__ __forceinline__ void stage_narrow_codes(const Staged& s, const uint8_
       // Rows of values are padded.
       if (first >= rows) break;
       if (!columns) {
-        row_pair<Value>(p, s.f, s.at, section, row, kb);
+        row_pair<Value>(p, s.group_shift, s.at, section, row, kb);
       } else if (i % 2 == 0) {
-        column_pairs<Value>(p, s.f, s.at, section, first, kb, t);
+        column_pairs<Value>(p, s.group_shift, s.at, section, first, kb, t);
       }
       uint32_t quad;
       if (bits != 3) {
@@ -194,7 +196,7 @@ __device__ __forceinline__ void stage_fp8(Staged& s, const uint8_t* page) {
     s.factor = raw * power_of_two(s.unit);
   }
   const float down = power_of_two(-s.unit);
-  each_block<2>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
+  each_block<2, Value>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
     // Of this lane's tokens: 2t, 2t+1, 2t+8, 2t+9 of the columns, or one a row.
     float scale[4];
     if (tokens && Value) {
@@ -235,7 +237,7 @@ __device__ __forceinline__ void stage_halves(Staged& s, const uint8_t* page) {
     down = power_of_two(-s.unit);
     s.factor = power_of_two(s.unit);
   }
-  each_block<4>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
+  each_block<4, Value>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
 #pragma unroll
     for (uint32_t i = 0; i < 4; i++) {
       const uint32_t first = 16 * m + 8 * (i % 2), row = first + g;

@@ -56,15 +56,21 @@ __device__ __forceinline__ void stage_rows(Staged& s, const ExactRows& r, int32_
   const uint32_t lane = threadIdx.x % 32, base = threadIdx.x / 32 * 8 + lane % 8, column = lane / 8 * 8;
   if (!bf16 && r.vectors) {
     s.factor = 1.0f;
-    const uint32_t to = shared_address(s.tile);
+    const uint32_t to = shared_address(s.tile) + 2 * column;
+    // New tokens lie a stride apart, except in batches.
+    const int32_t fresh = r.token(first) - r.old_len;
+    const bool regular = fresh >= 0 && r.input.tokens <= r.input.batch_tokens;
+    const uint16_t* start = (const uint16_t*)r.input.data + (int64_t)(r.first_row + fresh) * r.input.strides[1] +
+                            (int64_t)r.head * r.input.strides[2] + column;
 #pragma unroll 2
     for (uint32_t row = base; row < QKV_TILE; row += blockDim.x / 4) {
       const bool live = (int32_t)row < count;
-      const ExactRow from = exact_row(r, first + (live ? row : 0));
+      const uint16_t* from = start + (live ? row : 0) * r.input.strides[1];
+      if (!regular) from = exact_row(r, first + (live ? row : 0)).at + column;
 #pragma unroll
       for (uint32_t c = 0; c < D; c += 32) {
         const bool there = live && column + c < r.dim;
-        copy_async(to + row * kRowBytes<D> + 2 * (column + c), from.at + (there ? column + c : 0), there);
+        copy_async(to + row * kRowBytes<D> + 2 * c, from + c, there);
       }
     }
     return;

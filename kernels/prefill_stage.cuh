@@ -40,6 +40,8 @@ struct Staged {
   int32_t unit;
   // Static FP8 scale.
   float scale;
+  // Group of an element: its number shifted by this. Groups that are no power of two are whole heads.
+  uint32_t group_shift;
   float factor;
 };
 
