@@ -678,3 +678,32 @@ fn what_does_not_fit_is_refused_with_the_reason() {
         Err(Error::Length { what: "sink_logits", .. })
     ));
 }
+
+#[test]
+fn tiles_meet_no_bank_conflicts() {
+    let gpu = Gpu::new();
+    let formats: [Format; 6] = [
+        Affine::per_token(Bits::B4, 64).into(),
+        Affine::per_channel(Bits::B4, 64).into(),
+        Affine::per_token(Bits::B2, 32).into(),
+        Affine::per_channel(Bits::B8, 32).into(),
+        Fp8::e4m3(Granularity::TokenHead).into(),
+        Format::Bf16,
+    ];
+    for (i, format) in formats.into_iter().enumerate() {
+        let mut random = Random::new(7000 + i as u64);
+        let config = four_bits().with_key(format).with_value(format);
+        let (mut twins, seats) = simple(&gpu, &mut random, config, 400);
+        let step = simple_step(&mut random, &seats, &[200]);
+        step.cpu(&mut twins, &Params::default());
+        let Some(simulator) = gpu.simulator else { return };
+        simulator.take_stats();
+        step.device(&gpu, &mut twins, &Params::default());
+        let stats = simulator.take_stats();
+        let prefill = &stats[1].total;
+        assert!(prefill.mma > 0, "the second launch of a step is prefill");
+        // 8 a block of 64 rows when finished rows are put down, once.
+        let blocks = (200usize * 2).div_ceil(64) as u64;
+        assert!(prefill.shared_conflicts <= 8 * blocks, "{format:?}: {} conflicts", prefill.shared_conflicts);
+    }
+}
