@@ -464,4 +464,61 @@ struct QkvCheckMma {
 };
 QKV_SIZE(QkvCheckMma, 40);
 
+/* A partial attention result merged into another one, in place. */
+struct QkvMergeStates {
+  struct QkvTensor out;
+  struct QkvTensor other;
+  /* f32 [tokens, heads]: natural logarithms; the first is changed. */
+  uint64_t lse;
+  uint64_t other_lse;
+};
+QKV_SIZE(QkvMergeStates, 160);
+
+/* Attention of a step's new tokens over what the cache held before it and over themselves. */
+struct QkvPrefill {
+  /* [rows, query heads, key dim]; [rows, heads, key dim]; [rows, heads, value dim]; [rows, query heads, value dim]. */
+  struct QkvTensor q;
+  struct QkvTensor input[2];
+  struct QkvTensor out;
+  struct QkvFormat format[2];
+  struct QkvOperand at[2];
+  /* As in QkvAppend. */
+  uint64_t window[2];
+  uint64_t sink[2];
+  uint64_t scales[2];
+  uint64_t means;
+  uint64_t pages;
+  uint64_t step;
+  uint64_t block_tables;
+  uint64_t status;
+  /* f32 [rows, query heads], optional: natural logarithms. */
+  uint64_t lse;
+  /* f32 [query heads], optional. */
+  uint64_t sink_logits;
+  /* i32 [ranges, 2], optional: absolute tokens [start, end) that see each other. */
+  uint64_t bidirectional;
+  uint32_t heads;
+  uint32_t sequences;
+  uint32_t rows;
+  uint32_t table_width;
+  uint32_t blocks;
+  uint32_t page_bytes;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* QKV_F16 or QKV_BF16: of window and sinks. */
+  uint32_t window_dtype;
+  /* Query heads of a kv head. */
+  uint32_t group;
+  uint32_t ranges;
+  /* Tokens that a query sees, itself included; 0 = all. */
+  uint32_t sliding_window;
+  /* New tokens of a sequence at most, and blocks of query rows that these make. */
+  uint32_t max_query_len;
+  uint32_t row_blocks;
+  float scale;
+  /* 0 = none. */
+  float softcap;
+};
+QKV_SIZE(QkvPrefill, 624);
+
 #endif

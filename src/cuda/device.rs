@@ -109,6 +109,18 @@ kernels! {
     AttendToken1Half128 = "attend_token"::"qkv_attend_token1_half_128",
     /// Joins the partial results of an attention launch.
     Combine = "combine"::"qkv_combine",
+    /// Two attention results made one.
+    MergeStates = "merge"::"qkv_merge_states",
+    /// Prefill attention, heads of up to 64 channels.
+    Prefill64 = "prefill_64_64"::"qkv_prefill_64_64",
+    /// Prefill attention, heads of up to 96 channels.
+    Prefill96 = "prefill_96_96"::"qkv_prefill_96_96",
+    /// Prefill attention, heads of up to 128 channels.
+    Prefill128 = "prefill_128_128"::"qkv_prefill_128_128",
+    /// Prefill attention, heads of up to 192 channels of keys and 128 of values.
+    Prefill192 = "prefill_192_128"::"qkv_prefill_192_128",
+    /// Prefill attention, heads of up to 256 channels.
+    Prefill256 = "prefill_256_256"::"qkv_prefill_256_256",
 }
 
 /// A parameter block that kernels take by value.
@@ -135,7 +147,9 @@ parameters!(
     QkvFp8,
     QkvBeginStep,
     QkvAppend,
-    QkvAttend
+    QkvAttend,
+    QkvMergeStates,
+    QkvPrefill
 );
 
 /// How a kernel is started.

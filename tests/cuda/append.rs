@@ -29,11 +29,11 @@ pub(crate) struct Twins {
     pub(crate) layer: Layer,
     pub(crate) lengths: CudaSlice<i32>,
     pub(crate) status: CudaSlice<u64>,
-    blocks: usize,
+    pub(crate) blocks: usize,
     /// First real row of each sequence in the last step.
     pub(crate) last_rows: Vec<usize>,
-    /// Inputs are ordinary numbers.
-    pub(crate) tame: bool,
+    /// Whether inputs may have NaN, infinity and huge values.
+    pub(crate) wild: bool,
     /// Size of keys and values.
     pub(crate) magnitude: [f32; 2],
 }
@@ -90,7 +90,7 @@ impl Twins {
             status,
             blocks,
             last_rows: Vec::new(),
-            tame: false,
+            wild: true,
             magnitude: [1.0; 2],
         }
     }
@@ -146,7 +146,7 @@ impl Twins {
             .enumerate()
             .map(|(i, d)| {
                 let (shape, n) = layout(random, [rows, c.kv_heads, *d]);
-                let wild = random.below(4) == 0 && !self.tame;
+                let wild = random.below(4) == 0 && self.wild;
                 let x: Vec<f32> = (0..n)
                     .map(|_| match random.below(600) {
                         0 if wild => random.pick(&[f32::NAN, f32::INFINITY, 1e30, -7e4, 0.0, -0.0, 1e-7]),
@@ -186,7 +186,7 @@ impl Twins {
     }
 
     /// Everything that the device holds is what the CPU holds. Returns how many pages there are.
-    fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
+    pub(crate) fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
         let mut pages_compared = 0;
         let (c, l) = (&self.config, &self.config.layers[0]);
         let pages = PageLayout::new(&l.key, &l.value, c.key_dim, c.value_dim);

@@ -82,6 +82,37 @@ fn shared_bytes(l: &LayerConfig, at: [&OperandLayout; 2], rows: usize) -> (usize
     (k.0.max(v.0), k.1.max(v.1), k.2.max(v.2))
 }
 
+/// Dtype of window and sink rows, as kernels take it.
+fn window_dtype(c: &CacheConfig) -> Result<u32> {
+    match c.window_dtype {
+        Dtype::F16 => Ok(QKV_F16),
+        Dtype::Bf16 => Ok(QKV_BF16),
+        Dtype::F32 if c.residual.is_none() => Ok(QKV_F16),
+        Dtype::F32 => Err(Error::Unsupported {
+            what: "window_dtype",
+            got: "F32".into(),
+            why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
+        }),
+    }
+}
+
+/// Blocks of a layer's pages.
+fn blocks_of(memory: &LayerMemory<'_>, block_bytes: usize) -> Result<usize> {
+    if !memory.pages.len().is_multiple_of(block_bytes) {
+        return Err(Error::Length {
+            what: "pages (whole blocks)",
+            expected: block_bytes,
+            got: memory.pages.len(),
+        });
+    }
+    let blocks = memory.pages.len() / block_bytes;
+    check::count("blocks", blocks)?;
+    if blocks > 0 {
+        check::address("pages", memory.pages.address(), 16)?;
+    }
+    Ok(blocks)
+}
+
 fn rows_of(
     what: &'static str,
     memory: &DeviceSliceMut<'_, u16>,
@@ -98,7 +129,12 @@ fn rows_of(
     Ok(memory.address())
 }
 
-fn scales_of(what: &'static str, memory: DeviceSlice<'_, f32>, f: &Format, heads: usize) -> Result<u64> {
+fn scales_of(
+    what: &'static str,
+    memory: DeviceSlice<'_, f32>,
+    f: &Format,
+    heads: usize,
+) -> Result<u64> {
     check::len(what, if f.needs_scale() { heads } else { 0 }, memory.len())?;
     if memory.is_empty() {
         return Ok(0);
@@ -123,34 +159,9 @@ pub(super) struct LayerParts {
 impl LayerParts {
     /// Checks sizes and alignment of everything.
     pub(super) fn new(c: &CacheConfig, l: &LayerConfig, memory: &LayerMemory<'_>) -> Result<Self> {
-        let direct = c.residual.is_none();
-        let window_dtype = match c.window_dtype {
-            Dtype::F16 => QKV_F16,
-            Dtype::Bf16 => QKV_BF16,
-            Dtype::F32 if direct => QKV_F16,
-            Dtype::F32 => {
-                return Err(Error::Unsupported {
-                    what: "window_dtype",
-                    got: "F32".into(),
-                    why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
-                });
-            }
-        };
         let pages = c.page_layout(l);
-        let block_bytes = pages.page_bytes * c.kv_heads;
-        if !memory.pages.len().is_multiple_of(block_bytes) {
-            return Err(Error::Length {
-                what: "pages (whole blocks)",
-                expected: block_bytes,
-                got: memory.pages.len(),
-            });
-        }
-        let blocks = memory.pages.len() / block_bytes;
-        check::count("blocks", blocks)?;
-        if blocks > 0 {
-            check::address("pages", memory.pages.address(), 16)?;
-        }
-
+        let blocks = blocks_of(memory, pages.page_bytes * c.kv_heads)?;
+        let window_dtype = window_dtype(c)?;
         let window = c.window_rows();
         Ok(Self {
             pages,

@@ -19,8 +19,10 @@ mod dequantize;
 mod fp8;
 mod hadamard;
 mod instances;
+mod merge;
 mod pages;
 mod params;
+mod prefill;
 mod quantize;
 mod step;
 
@@ -31,8 +33,10 @@ pub use checks::{Product, check_layout, check_mma};
 pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};
 pub use fp8::{fp8_absmax, fp8_absmax_workspace, fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count};
 pub use hadamard::hadamard;
+pub use merge::merge_states;
 pub use pages::{GatherInputs, PageList, check_copies, convert_pages, copy_blocks, gather};
 pub use params::DeviceAttendParams;
+pub use prefill::prefill;
 pub use quantize::{quantize, quantize_with};
 pub use step::{DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, begin_step, read_status};
 

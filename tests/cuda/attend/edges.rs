@@ -186,7 +186,7 @@ fn what_lies_behind_the_length_does_not_leak() {
             let mut twins = Twins::new(&gpu, c.clone(), 5);
             // NaN as a float of any width, and as a pair.
             twins.layer.pages = gpu.up(&vec![0xffu8; 5 * c.block_bytes().unwrap()]);
-            twins.tame = true;
+            twins.wild = false;
             let seats: Vec<Seat> = vec![twins.cpu.open().unwrap()];
             let heads = 2 * group;
             for count in [77, 1] {

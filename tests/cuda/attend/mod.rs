@@ -111,7 +111,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
     let c = &case.config;
     let query_heads = c.kv_heads * case.group;
     let mut twins = Twins::new(gpu, c.clone(), 1 + c.max_sequences * c.blocks_per_sequence());
-    twins.tame = true;
+    twins.wild = false;
     twins.magnitude = case.magnitude;
     let seats: Vec<Seat> = case.before.iter().map(|_| twins.cpu.open().unwrap()).collect();
     // In pieces, so that a step is not longer than tensors like it.
