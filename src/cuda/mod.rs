@@ -38,6 +38,7 @@
 #[allow(missing_docs, unreachable_pub, dead_code, clippy::all)]
 #[rustfmt::skip]
 mod abi;
+mod cache;
 mod check;
 mod device;
 mod images;
@@ -48,6 +49,7 @@ pub mod raw;
 mod status;
 mod tensor;
 
+pub use cache::{CacheStream, CapturedStep, Cuda, CudaOptions, CudaSnapshot, DeviceMemory, STAGES};
 pub use device::{Device, is_available};
 pub use pages::{PageFormat, Pages, PagesMut};
 pub use raw::{DeviceSlice, DeviceSliceMut, RawStream};

@@ -63,7 +63,21 @@ fn shared_bytes(l: &LayerConfig, at: [&OperandLayout; 2], rows: usize) -> (usize
     (k.0.max(v.0), k.1.max(v.1), k.2.max(v.2))
 }
 
-fn rows_of(
+/// Element type of exact rows. Direct mode has none.
+pub(super) fn window_dtype(c: &CacheConfig) -> Result<u32> {
+    match c.window_dtype {
+        Dtype::F16 => Ok(QKV_F16),
+        Dtype::Bf16 => Ok(QKV_BF16),
+        Dtype::F32 if c.residual.is_none() => Ok(QKV_F16),
+        Dtype::F32 => Err(Error::Unsupported {
+            what: "window_dtype",
+            got: "F32".into(),
+            why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
+        }),
+    }
+}
+
+pub(super) fn rows_of(
     what: &'static str,
     memory: &DeviceSliceMut<'_, u16>,
     c: &CacheConfig,
@@ -122,18 +136,7 @@ pub fn append(
     check::count("rows", rows)?;
     step.check(c, sequences, rows)?;
     let direct = c.residual.is_none();
-    let window_dtype = match c.window_dtype {
-        Dtype::F16 => QKV_F16,
-        Dtype::Bf16 => QKV_BF16,
-        Dtype::F32 if direct => QKV_F16,
-        Dtype::F32 => {
-            return Err(Error::Unsupported {
-                what: "window_dtype",
-                got: "F32".into(),
-                why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
-            });
-        }
-    };
+    let window_dtype = window_dtype(c)?;
     let pages = c.page_layout(l);
     let block_bytes = pages.page_bytes * c.kv_heads;
     if !memory.pages.len().is_multiple_of(block_bytes) {
