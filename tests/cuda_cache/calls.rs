@@ -30,6 +30,7 @@ fn a_step_launches_and_nothing_else() {
         let seats: Vec<_> = (0..3).map(|_| cache.open().unwrap()).collect();
         let x = gpu.input(&Random::new(3).normals(3 * 2 * 32));
         for step in 0..150 {
+            gpu.0.stream.synchronize().unwrap();
             // A caller's part, and host work only.
             simulator.take_calls();
             for seat in &seats {
