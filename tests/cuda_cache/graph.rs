@@ -125,6 +125,35 @@ fn replays_are_steps() {
 }
 
 #[test]
+fn a_contiguous_cache_is_replayed() {
+    let gpu = OnGpu::new();
+    let config =
+        CacheConfig::new(LAYERS, 2, 32).with_bits(Bits::B2).with_residual(Some(32)).with_capacity(2, 128);
+    let (mut direct, mut replayed) =
+        (gpu.contiguous(config.clone()).unwrap(), gpu.contiguous(config.clone()).unwrap());
+    let mut input = Input::new(&gpu, &config, 2);
+    let step = replayed.prepare_capture(1).unwrap();
+    let views = input.views();
+    gpu.0.stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    replayed.capture_step(&step).unwrap();
+    (0..LAYERS).for_each(|layer| replayed.append(layer, &views[0], &views[1]).unwrap());
+    let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = gpu.0.stream.end_capture(flags).unwrap().expect("a graph");
+    for i in 0..128 {
+        input.write(&gpu, i);
+        let views = input.views();
+        (0..LAYERS).for_each(|layer| direct.append(layer, &views[0], &views[1]).unwrap());
+        replayed.advance(&step).unwrap();
+        graph.launch().unwrap();
+    }
+    for seat in [Seat::new(0), Seat::new(1)] {
+        assert!(all(&gpu, direct.paged(), seat) == all(&gpu, replayed.paged(), seat), "{seat:?}");
+    }
+    assert!(matches!(replayed.advance(&step), Err(Error::Capacity { .. })));
+    assert_eq!((replayed.len(0), replayed.len(1)), (128, 128));
+}
+
+#[test]
 fn a_replay_is_refused_like_a_step() {
     let gpu = OnGpu::new();
     let config =

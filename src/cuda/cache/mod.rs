@@ -1,14 +1,6 @@
 //! The cache on CUDA: [`KvCache<Cuda>`](crate::KvCache) and [`PagedKvCache<Cuda>`](crate::PagedKvCache).
 //!
-//! All device memory is allocated when the cache is built. A step is one copy of its batch from page-locked memory, one launch
-//! of `begin_step`, and a layer's `append` and attention: nothing is allocated, waited for or read back. (The host may be
-//! [`STAGES`] steps ahead of the device; one that is further waits for it.)
-//!
-//! Between steps, calls that move pages or read what is stored may wait for the stream: `stats`, `dequantize`, `prefix`,
-//! `export_page`, `export_sinks`, `import_page` (of centred keys) and [`device_status`](crate::PagedKvCache::device_status). Those that only change
-//! lengths (`open`, `clear`, `truncate`, `fork`, `reorder` ..) put small copies and launches on the stream.
-//!
-//! A step can be captured in a graph: see [`CapturedStep`].
+//! What a step and the calls between steps do is told in [`cuda`](super), what users read first.
 
 mod attention;
 mod backend;
@@ -38,6 +30,7 @@ use crate::layout::TILE;
 use memory::DeviceBuffer;
 use queue::Queue;
 use staging::{Current, Staging};
+use std::sync::Mutex;
 
 /// The CUDA backend of a cache: pages in fragment order, window and sink rows, key means, the buffers of a step.
 ///
@@ -57,6 +50,8 @@ pub struct Cuda {
     /// The batch on the device.
     current: Current,
     options: CudaOptions,
+    /// Held from the write of `own_table` to the launches that read it: `dequantize` may be called by several threads.
+    own: Mutex<()>,
 }
 
 /// Where the parts of the two buffers begin.

@@ -11,6 +11,7 @@ use crate::cuda::{Device, check};
 use crate::error::{Error, Result};
 use crate::layout::TILE;
 use crate::tensor::Dtype;
+use std::sync::Mutex;
 
 /// The device and the stream of a cache, and the largest step that it has memory for.
 #[derive(Debug, Clone)]
@@ -157,8 +158,8 @@ impl Cuda {
         let (seats, layers) = (c.max_sequences, c.layers.len());
         let mut at = Addresses::default();
         let mut parts = Parts::default();
-        for op in 0..2 {
-            let of = |rows| product("window rows", &[layers, seats, c.kv_heads, rows, dims[op], 2]);
+        for (op, dim) in dims.into_iter().enumerate() {
+            let of = |rows| product("window rows", &[layers, seats, c.kv_heads, rows, dim, 2]);
             at.windows[op] = parts.take(of(c.window_rows())?);
             at.sinks[op] = parts.take(of(c.sinks)?);
         }
@@ -180,8 +181,8 @@ impl Cuda {
         at.own_status = parts.take(STATUS_WORDS * 8);
         at.own_table = parts.take(width * 4);
         at.faults = parts.take(4);
-        for op in 0..2 {
-            at.tile[op] = parts.take(product("a decoded tile", &[TILE, c.kv_heads, dims[op], 4])?);
+        for (op, dim) in dims.into_iter().enumerate() {
+            at.tile[op] = parts.take(product("a decoded tile", &[TILE, c.kv_heads, dim, 4])?);
         }
         let area = DeviceBuffer::new(&options.device, parts.0)?;
 
@@ -220,6 +221,7 @@ impl Cuda {
             staging,
             current: Current::default(),
             options,
+            own: Mutex::new(()),
         };
         cache.write_scales()?;
         Ok(cache)

@@ -11,6 +11,7 @@ use crate::cuda::{DeviceTensor, DeviceTensorMut};
 use crate::error::Result;
 use crate::format::Format;
 use crate::layout::Order;
+use std::sync::PoisonError;
 
 impl Cuda {
     /// Closes tiles `from / 64 .. to / 64` of a seat from its window.
@@ -128,6 +129,7 @@ impl Cuda {
         k: &mut DeviceTensorMut<'_>,
         v: &mut DeviceTensorMut<'_>,
     ) -> Result<()> {
+        let _own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
         let columns = tiles(stored.packed);
         if columns > 0 {
             // SAFETY: the buffer has a table of the configuration's width.
