@@ -4,6 +4,9 @@
 use crate::device::OnGpu;
 use crate::gpu::Random;
 use crate::machine::Machine;
+use crate::model::contents;
+use ptxsim::options::Options;
+use qkv::cuda::STAGES;
 use qkv::{Batch, Bits, CacheConfig};
 use std::collections::BTreeMap;
 
@@ -53,7 +56,6 @@ fn a_step_launches_and_nothing_else() {
     }
 }
 
-/// Launches of a step that closes no tile move a few rows.
 #[test]
 fn calls_between_steps_do_not_wait() {
     let gpu = OnGpu::new();
@@ -78,4 +80,41 @@ fn calls_between_steps_do_not_wait() {
     let calls = simulator.take_calls();
     let waits = ["cuStreamSynchronize", "cuCtxSynchronize", "cuEventSynchronize", "cuMemAlloc_v2"];
     assert!(!waits.iter().any(|w| calls.contains_key(*w)), "{calls:?}");
+}
+
+/// The host runs ahead of a device that does nothing before somebody waits: batches of steps that were not copied yet stay whole.
+#[test]
+fn the_host_may_be_ahead() {
+    let gpu = OnGpu::new();
+    let Some(simulator) = gpu.0.simulator else { return };
+    let config = CacheConfig::new(2, 2, 32).with_bits(Bits::B4).with_capacity(3, 320);
+    let x = gpu.input(&Random::new(3).normals(3 * 2 * 32));
+    let run = |wait: bool| {
+        let mut cache = gpu.paged(config.clone(), 15).unwrap();
+        let seats: Vec<_> = (0..3).map(|_| cache.open().unwrap()).collect();
+        let mut waits = 0;
+        for step in 0..5 * STAGES {
+            // Another batch each time, with rows of its own.
+            let batch = [seats[step % 3], seats[(step + 1) % 3]];
+            let starts = [0, (1 + step % 2) as i32, 3];
+            cache.reserve(batch[0], starts[1] as usize).unwrap();
+            cache.reserve(batch[1], (3 - starts[1]) as usize).unwrap();
+            cache.begin_step(&Batch::new(&batch, &starts)).unwrap();
+            let view = OnGpu::view(&x, [3, 2, 32]);
+            (0..2).for_each(|layer| cache.append(layer, &view, &view).unwrap());
+            if wait {
+                gpu.0.stream.synchronize().unwrap();
+            }
+            waits += simulator.take_calls().get("cuEventSynchronize").copied().unwrap_or(0);
+        }
+        let held: Vec<_> = seats.iter().map(|s| contents(&gpu, &cache, *s)).collect();
+        assert_eq!(cache.device_status().unwrap().bad_rows, 0);
+        (held, waits)
+    };
+    let (held, waits) = run(true);
+    assert_eq!(waits, 0);
+    let delayed = Options { delay_streams: true, ..Options::default() };
+    let (ahead, waits) = simulator.with_options(&delayed, || run(false));
+    assert!(waits > 0, "the host is ahead of the device");
+    assert!(held == ahead);
 }

@@ -78,6 +78,11 @@ fn a_contiguous_cache_counts_its_bytes() {
     assert_eq!(cache.bytes_allocated(), on_host.bytes_allocated());
     assert_eq!(cache.bytes_used(), on_host.bytes_used());
     assert!(cache.scratch_bytes() > 0);
+    let mut cache = cache;
+    let x = gpu.input(&Random::new(1).normals(2 * 256 * 2 * 32));
+    let view = OnGpu::view(&x, [2 * 256, 2, 32]);
+    (0..2).for_each(|layer| cache.append(layer, &view, &view).unwrap());
+    assert_eq!(cache.bytes_used(), cache.bytes_allocated());
 }
 
 #[test]
