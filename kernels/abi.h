@@ -358,6 +358,27 @@ struct QkvGather {
 };
 QKV_SIZE(QkvGather, 384);
 
+/* The exact tokens of one sequence in one layer. */
+struct QkvExactRows {
+  /* Keys and values, [len, heads, dim]. */
+  struct QkvTensor out[2];
+  /* f16 or bf16 [max_sequences, heads, window_rows, dim] of this layer. */
+  uint64_t window[2];
+  /* f16 or bf16 [max_sequences, heads, sinks, dim] of this layer. */
+  uint64_t sink[2];
+  uint32_t seat;
+  uint32_t heads;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* Tokens held, and tokens in closed tiles. */
+  uint32_t len;
+  uint32_t packed;
+  /* QKV_F16 or QKV_BF16 */
+  uint32_t dtype;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvExactRows, 208);
+
 /* Pages rewritten from one order to another: between a pool and a list of pages side by side. */
 struct QkvConvertPages {
   struct QkvPool pool;

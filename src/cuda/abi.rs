@@ -473,6 +473,38 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct QkvExactRows {
+    pub out: [QkvTensor; 2usize],
+    pub window: [u64; 2usize],
+    pub sink: [u64; 2usize],
+    pub seat: u32,
+    pub heads: u32,
+    pub window_rows: u32,
+    pub sinks: u32,
+    pub len: u32,
+    pub packed: u32,
+    pub dtype: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvExactRows"][::core::mem::size_of::<QkvExactRows>() - 208usize];
+    ["Alignment of QkvExactRows"][::core::mem::align_of::<QkvExactRows>() - 8usize];
+    ["Offset of field: QkvExactRows::out"][::core::mem::offset_of!(QkvExactRows, out) - 0usize];
+    ["Offset of field: QkvExactRows::window"][::core::mem::offset_of!(QkvExactRows, window) - 144usize];
+    ["Offset of field: QkvExactRows::sink"][::core::mem::offset_of!(QkvExactRows, sink) - 160usize];
+    ["Offset of field: QkvExactRows::seat"][::core::mem::offset_of!(QkvExactRows, seat) - 176usize];
+    ["Offset of field: QkvExactRows::heads"][::core::mem::offset_of!(QkvExactRows, heads) - 180usize];
+    ["Offset of field: QkvExactRows::window_rows"]
+        [::core::mem::offset_of!(QkvExactRows, window_rows) - 184usize];
+    ["Offset of field: QkvExactRows::sinks"][::core::mem::offset_of!(QkvExactRows, sinks) - 188usize];
+    ["Offset of field: QkvExactRows::len"][::core::mem::offset_of!(QkvExactRows, len) - 192usize];
+    ["Offset of field: QkvExactRows::packed"][::core::mem::offset_of!(QkvExactRows, packed) - 196usize];
+    ["Offset of field: QkvExactRows::dtype"][::core::mem::offset_of!(QkvExactRows, dtype) - 200usize];
+    ["Offset of field: QkvExactRows::reserved"][::core::mem::offset_of!(QkvExactRows, reserved) - 204usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct QkvConvertPages {
     pub pool: QkvPool,
     pub pages: u64,

@@ -35,6 +35,8 @@ kernels! {
     Gather = "pages"::"qkv_gather",
     /// Pages from one order to the other.
     ConvertPages = "pages"::"qkv_convert_pages",
+    /// A sequence's exact tokens.
+    ExactRows = "exact_rows"::"qkv_exact_rows",
     /// Tests: places of bits.
     CheckLayout = "checks"::"qkv_check_layout",
     /// Tests: matrix products.
@@ -141,6 +143,7 @@ parameters!(
     QkvDequantize,
     QkvCopyBlocks,
     QkvGather,
+    QkvExactRows,
     QkvConvertPages,
     QkvCheckLayout,
     QkvCheckMma,

@@ -142,6 +142,13 @@ constructors!(DeviceTensor, DeviceSlice, false, "tensor");
 constructors!(DeviceTensorMut, DeviceSliceMut, true, "output");
 
 impl DeviceTensorMut<'_> {
+    /// The same tensor, its first `n` tokens.
+    pub(crate) fn first_tokens(&mut self, n: usize) -> DeviceTensorMut<'_> {
+        let [tokens, heads, dim] = self.shape.dims;
+        let shape = crate::tensor::Shape { dims: [n.min(tokens), heads, dim], ..self.shape };
+        DeviceTensorMut { shape, address: self.address, len: self.len, dtype: self.dtype, owner: PhantomData }
+    }
+
     /// The same tensor for reading.
     pub fn as_ref(&self) -> DeviceTensor<'_> {
         DeviceTensor {

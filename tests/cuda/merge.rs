@@ -134,7 +134,7 @@ fn states_that_do_not_fit_are_refused() {
                other: [usize; 3]| {
         let mut out = qkv::cuda::DeviceTensorMut::new(x, crate::contiguous(dims)).unwrap();
         let other = qkv::cuda::DeviceTensor::new(&y, crate::contiguous(other)).unwrap();
-        merge_states(&gpu.device, gpu.raw(), &mut out, &mut a.into(), &other, (&b).into())
+        merge_states(&gpu.device, gpu.raw(), &mut out, a.into(), &other, (&b).into())
     };
     assert!(matches!(
         run(&mut x, [2, 2, 16], &mut a, [2, 2, 8]),

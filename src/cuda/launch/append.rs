@@ -82,8 +82,8 @@ fn shared_bytes(l: &LayerConfig, at: [&OperandLayout; 2], rows: usize) -> (usize
     (k.0.max(v.0), k.1.max(v.1), k.2.max(v.2))
 }
 
-/// Dtype of window and sink rows, as kernels take it.
-fn window_dtype(c: &CacheConfig) -> Result<u32> {
+/// Element type of exact rows. Direct mode has none.
+pub(super) fn window_dtype(c: &CacheConfig) -> Result<u32> {
     match c.window_dtype {
         Dtype::F16 => Ok(QKV_F16),
         Dtype::Bf16 => Ok(QKV_BF16),
@@ -113,7 +113,7 @@ fn blocks_of(memory: &LayerMemory<'_>, block_bytes: usize) -> Result<usize> {
     Ok(blocks)
 }
 
-fn rows_of(
+pub(super) fn rows_of(
     what: &'static str,
     memory: &DeviceSliceMut<'_, u16>,
     c: &CacheConfig,

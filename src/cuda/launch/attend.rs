@@ -11,9 +11,6 @@ use crate::tensor::Dtype;
 
 const THREADS: u32 = 128;
 
-/// Queries times query heads of a kv head that [`attend`] takes; more are for `prefill`.
-pub(crate) const MAX_ROWS: usize = 64;
-
 /// f32 elements of workspace that [`attend`] needs on this device, whatever the batch.
 ///
 /// # Errors
@@ -23,7 +20,8 @@ pub fn attend_workspace(device: &Device, config: &CacheConfig) -> Result<usize> 
     let of = |i: &Instance| i.blocks(device) as usize * 2 * i.columns * (config.value_dim + 2);
     let mut most = 0;
     for l in &config.layers {
-        for columns in [1, MAX_ROWS] {
+        // Few columns, and more than fixed point takes.
+        for columns in [1, usize::MAX] {
             let i = instance((config.key_dim, config.value_dim), l, columns, true)?;
             most = most.max(of(i));
         }
@@ -45,6 +43,9 @@ fn integer_is_fast(device: &Device) -> bool {
 /// nothing has output 0 and LSE -inf (its sink logit where there is one). A row with NaN or infinity in its query is NaN.
 /// Rows of no sequence are left as they are.
 ///
+/// It is made for decoding and speculation: up to 8 rows of a kv head (queries times its query heads) share one pass over
+/// the pages; more take a pass for each 8. Use [`prefill`](super::prefill) for long chunks.
+///
 /// `max_query_len` is the most new tokens that a sequence of the batch has. One that has more is left out, and counted in the
 /// status as `bad_rows`. A page whose block is outside the pool takes no part and is counted as `missing_blocks`.
 ///
@@ -54,7 +55,7 @@ fn integer_is_fast(device: &Device) -> bool {
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
-/// [`Error::Unsupported`] for more than 64 rows of a kv head (queries times its query heads; use `prefill`), f32 queries,
+/// [`Error::Unsupported`] for f32 queries,
 /// bidirectional ranges, factors that are not finite, query heads that kv heads do not divide, or head dims without a
 /// kernel; [`Error::Cuda`] if a launch fails.
 #[allow(clippy::too_many_arguments)]
@@ -99,13 +100,6 @@ pub fn attend(
     if max_query_len == 0 {
         return no("max_query_len", "0".into(), "it is the most new tokens that a sequence has, at least 1");
     }
-    if group.saturating_mul(max_query_len) > MAX_ROWS {
-        return no(
-            "rows of a kv head",
-            format!("{max_query_len} queries x {group} heads"),
-            "attend takes at most 64; use prefill",
-        );
-    }
     if let Some(lse) = &lse {
         check::len("lse", rows * query_heads, lse.len())?;
         if !lse.is_empty() {
@@ -126,7 +120,7 @@ pub fn attend(
     step.home(device)?;
     batch.home(device)?;
     let dims = (c.key_dim, c.value_dim);
-    let i = instance(dims, l, group * max_query_len, !params.exact_queries && integer_is_fast(device))?;
+    let i = instance(dims, l, group.saturating_mul(max_query_len), !params.exact_queries && integer_is_fast(device))?;
     let parts = LayerParts::new(c, l, memory)?;
     check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
     check::address("workspace", workspace.address(), 4)?;
@@ -144,12 +138,13 @@ pub fn attend(
             "the device has too little shared memory",
         );
     }
-    let column_blocks = (group * max_query_len).div_ceil(i.columns);
-    let units = sequences.checked_mul(c.kv_heads * column_blocks).filter(|n| *n <= i32::MAX as usize);
+    let column_blocks = group.saturating_mul(max_query_len.min(rows)).div_ceil(i.columns);
+    let per_sequence = c.kv_heads.saturating_mul(column_blocks);
+    let units = sequences.checked_mul(per_sequence).filter(|n| *n <= i32::MAX as usize);
     let Some(units) = units else {
         return Err(Error::Capacity {
             what: "units of a launch (sequences x kv heads x column blocks)",
-            needed: sequences.saturating_mul(c.kv_heads * column_blocks),
+            needed: sequences.saturating_mul(per_sequence),
             available: i32::MAX as usize,
             help: "attend fewer sequences at a time",
         });
@@ -183,7 +178,7 @@ pub fn attend(
         sinks: c.sinks as u32,
         window_dtype: parts.window_dtype,
         direct: u32::from(c.residual.is_none()),
-        max_query: max_query_len as u32,
+        max_query: max_query_len.min(rows) as u32,
         columns: i.columns as u32,
         column_blocks: column_blocks as u32,
         sliding_window: l.sliding_window.map_or(0, |w| w.min(i32::MAX as usize) as u32),

@@ -16,6 +16,7 @@ mod append;
 mod attend;
 mod checks;
 mod dequantize;
+mod exact;
 mod fp8;
 mod hadamard;
 mod instances;
@@ -31,6 +32,7 @@ pub use attend::{attend, attend_workspace};
 #[doc(hidden)]
 pub use checks::{Product, check_layout, check_mma};
 pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};
+pub use exact::exact_rows;
 pub use fp8::{fp8_absmax, fp8_absmax_workspace, fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count};
 pub use hadamard::hadamard;
 pub use merge::merge_states;
