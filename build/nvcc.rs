@@ -19,7 +19,7 @@ const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 /// clusters have no older form. It serves cards that are newer than the toolkit.
 const PTX_TOO: [u32; 2] = [89, 90];
 
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 10] = [
     "NVCC",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -28,6 +28,7 @@ const VARIABLES: [&str; 9] = [
     "CUDA_COMPUTE_CAP",
     "NVCC_CCBIN",
     "NVCC_FLAGS",
+    "QKV_KERNEL_CACHE",
     "DOCS_RS",
 ];
 
@@ -76,6 +77,8 @@ struct Compiler {
     flags: Vec<String>,
     environment: Vec<(OsString, OsString)>,
     key: DefaultHasher,
+    /// Where images are kept for other profiles and feature sets, which have output folders of their own.
+    cache: Option<PathBuf>,
 }
 
 impl Compiler {
@@ -114,7 +117,11 @@ impl Compiler {
         }
         let mut key = DefaultHasher::new();
         (version, &flags).hash(&mut key);
-        Ok(Self { nvcc, flags, environment: host.environment, key })
+        let cache = env::var_os("QKV_KERNEL_CACHE").filter(|c| !c.is_empty()).map(PathBuf::from);
+        if let Some(folder) = &cache {
+            fs::create_dir_all(folder).map_err(|e| format!("QKV_KERNEL_CACHE={}: {e}", folder.display()))?;
+        }
+        Ok(Self { nvcc, flags, environment: host.environment, key, cache })
     }
 
     /// Compiles what has changed, on as many cores as cargo allows.
@@ -150,6 +157,13 @@ impl Compiler {
         if image.exists() && report.exists() && fs::read_to_string(&stamp).is_ok_and(|k| k == key) {
             return Ok(());
         }
+        let shared = self.cache.as_ref().map(|c| c.join(format!("{}-{key}", stem(source))));
+        if let Some(shared) = &shared {
+            let there = |extension: &str, to: &Path| fs::copy(shared.with_extension(extension), to).is_ok();
+            if there("ptxas", &report) && there("fatbin", &image) {
+                return write(&stamp, &key);
+            }
+        }
         let mut command = Command::new(&self.nvcc);
         command.args(&self.flags).arg(source).arg("-o").arg(&image);
         command.envs(self.environment.iter().map(|(k, v)| (k, v)));
@@ -169,8 +183,18 @@ impl Compiler {
         }
         // Registers and spills of every kernel, for `cargo xtask kernels` and a test.
         write(&report, &said)?;
+        if let Some(shared) = &shared {
+            keep(&report, &shared.with_extension("ptxas"))?;
+            keep(&image, &shared.with_extension("fatbin"))?;
+        }
         write(&stamp, &key)
     }
+}
+
+/// Copies a file under its name at once, since another build may look for it.
+fn keep(file: &Path, to: &Path) -> Result<()> {
+    let part = to.with_extension(format!("part{}", std::process::id()));
+    fs::copy(file, &part).and_then(|_| fs::rename(&part, to)).map_err(|e| format!("{}: {e}", to.display()))
 }
 
 /// A source and every header of ours that it includes, each once.

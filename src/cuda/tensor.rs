@@ -146,7 +146,14 @@ impl DeviceTensorMut<'_> {
     pub(crate) fn first_tokens(&mut self, n: usize) -> DeviceTensorMut<'_> {
         let [tokens, heads, dim] = self.shape.dims;
         let shape = crate::tensor::Shape { dims: [n.min(tokens), heads, dim], ..self.shape };
-        DeviceTensorMut { shape, address: self.address, len: self.len, dtype: self.dtype, owner: PhantomData }
+        DeviceTensorMut {
+            shape,
+            address: self.address,
+            len: self.len,
+            dtype: self.dtype,
+            device: self.device,
+            owner: PhantomData,
+        }
     }
 
     /// The same tensor for reading.

@@ -147,8 +147,8 @@ fn states_that_do_not_fit_are_refused() {
     let mut out = qkv::cuda::DeviceTensorMut::new(&mut x, crate::contiguous([0, 2, 16])).unwrap();
     let other = qkv::cuda::DeviceTensor::new(&y, crate::contiguous([0, 2, 16])).unwrap();
     // SAFETY: no elements of live allocations.
-    let mut none = unsafe { DeviceSliceMut::from_raw(DeviceSliceMut::from(&mut a).address(), 0) };
+    let none = unsafe { DeviceSliceMut::from_raw(DeviceSliceMut::from(&mut a).address(), 0) };
     // SAFETY: as above.
     let other_none = unsafe { DeviceSlice::from_raw(DeviceSlice::from(&b).address(), 0) };
-    merge_states(&gpu.device, gpu.raw(), &mut out, &mut none, &other, other_none).unwrap();
+    merge_states(&gpu.device, gpu.raw(), &mut out, none, &other, other_none).unwrap();
 }

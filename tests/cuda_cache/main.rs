@@ -12,6 +12,7 @@ mod model;
 #[path = "../state_machine/splits.rs"]
 mod splits;
 
+mod attention;
 mod calls;
 mod device;
 mod graph;

@@ -92,8 +92,7 @@ impl Backend for Cuda {
         lse: Option<&mut DeviceSliceMut<'_, f32>>,
     ) -> Result<()> {
         let tokens = self.current.query_tokens;
-        self.check_queries(q.dims()[1], tokens)?;
-        attention::attend(self, layer, q, params, tokens, out, lse)
+        attention::attend(self, layer, q, params, tokens, out, lse.map(|l| l.reborrow()))
     }
 
     fn prefill(
@@ -108,7 +107,7 @@ impl Backend for Cuda {
         lse: Option<&mut DeviceSliceMut<'_, f32>>,
     ) -> Result<()> {
         let tokens = self.current.query_tokens;
-        attention::prefill(self, layer, q, k, v, params, tokens, out, lse)
+        attention::prefill(self, layer, q, k, v, params, tokens, out, lse.map(|l| l.reborrow()))
     }
 
     fn close_tiles(

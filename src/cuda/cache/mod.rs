@@ -189,7 +189,6 @@ impl Cuda {
     }
 
     /// The workspace of `attend`.
-    #[expect(dead_code, reason = "for the attention launches of `attention.rs`")]
     fn workspace(&self) -> DeviceSliceMut<'_, f32> {
         self.slice_mut(self.workspace.address(), self.workspace.bytes() / 4)
     }

@@ -3,10 +3,10 @@
 use super::memory::DeviceBuffer;
 use super::queue::{CacheStream, Queue};
 use super::staging::{Current, Staging};
-use super::{Addresses, Cuda, DeviceMemory, Parts, attention, tiles};
+use super::{Addresses, Cuda, DeviceMemory, Parts, tiles};
 use crate::cache::{KvCache, PagePool, PagedKvCache};
 use crate::config::CacheConfig;
-use crate::cuda::launch::{STATUS_WORDS, STEP_WORDS};
+use crate::cuda::launch::{self, STATUS_WORDS, STEP_WORDS};
 use crate::cuda::{Device, check};
 use crate::error::{Error, Result};
 use crate::layout::TILE;
@@ -18,10 +18,6 @@ use std::sync::Mutex;
 pub struct CudaOptions {
     device: Device,
     stream: CacheStream,
-    /// Query heads; 0 = 8 a kv head.
-    pub(super) query_heads: usize,
-    /// New tokens of a sequence; 0 = max(R, 64).
-    pub(super) query_tokens: usize,
     /// Rows of a step, where memory depends on them.
     pub(super) rows: usize,
 }
@@ -29,18 +25,11 @@ pub struct CudaOptions {
 impl CudaOptions {
     /// A cache on this device, whose work goes to this stream.
     pub fn new(device: &Device, stream: impl Into<CacheStream>) -> Self {
-        Self { device: device.clone(), stream: stream.into(), query_heads: 0, query_tokens: 0, rows: 16_384 }
+        Self { device: device.clone(), stream: stream.into(), rows: 16_384 }
     }
 
     pub(super) fn device(&self) -> &Device {
         &self.device
-    }
-
-    /// The largest queries of an `attend`: its workspace is allocated for so many query heads, and new tokens a sequence. Without
-    /// this, 8 query heads a kv head, and max(R, 64) tokens.
-    #[must_use]
-    pub fn with_queries(self, query_heads: usize, tokens: usize) -> Self {
-        Self { query_heads, query_tokens: tokens, ..self }
     }
 
     /// The most rows of a step in direct mode, and of one with padding; 16,384 without this. Other steps have no such limit.
@@ -141,14 +130,6 @@ impl Cuda {
                 why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
             });
         }
-        let options = CudaOptions {
-            query_heads: if options.query_heads == 0 { 8 * c.kv_heads } else { options.query_heads },
-            query_tokens: match options.query_tokens {
-                0 => c.residual.unwrap_or(0).max(TILE),
-                n => n,
-            },
-            ..options
-        };
         check::count("rows of a step", options.rows)?;
         pool.memory().check(&options.device)?;
         let queue = Queue::new(&options.device, options.stream.clone())?;
@@ -207,7 +188,8 @@ impl Cuda {
             *x += area.address();
         }
         at.tile.iter_mut().for_each(|x| *x += area.address());
-        let elements = attention::workspace(&options.device, c, options.query_heads, options.query_tokens)?;
+        // Heads that `attend` has no kernel for need none; it says so when it is called.
+        let elements = launch::attend_workspace(&options.device, c).unwrap_or(0);
         let workspace = DeviceBuffer::new(&options.device, product("workspace", &[elements, 4])?)?;
         let staging = Staging::new(&options.device, words, options.rows * 8)?;
         let mut cache = Self {
@@ -244,24 +226,6 @@ impl Cuda {
             }
         }
         self.queue.wait()
-    }
-
-    /// Whether attention's memory is large enough for these queries.
-    pub(super) fn check_queries(&self, query_heads: usize, tokens: usize) -> Result<()> {
-        for (what, needed, available) in [
-            ("query heads of attend", query_heads, self.options.query_heads),
-            ("new tokens of a sequence for attend", tokens, self.options.query_tokens),
-        ] {
-            if needed > available {
-                return Err(Error::Capacity {
-                    what,
-                    needed,
-                    available,
-                    help: "build the cache with CudaOptions::with_queries",
-                });
-            }
-        }
-        Ok(())
     }
 
     /// Bytes of page-locked memory that hold any batch without padding.

@@ -115,10 +115,10 @@ impl Cuda {
             key_mean: (n > 0).then(|| self.slice(mean, n)),
         };
         let table = self.slice(self.at.own_table, columns);
-        let mut faults = self.slice_mut(self.at.faults, 1);
+        let faults = self.slice_mut(self.at.faults, 1);
         let (device, stream) = (&self.queue.device, self.queue.raw());
         let pages = self.pages(layer)?;
-        launch::gather(device, stream, &pages, Order::Fragment, table, &inputs, k, v, &mut faults)
+        launch::gather(device, stream, &pages, Order::Fragment, table, &inputs, k, v, faults)
     }
 
     /// Everything that a sequence holds in a layer.

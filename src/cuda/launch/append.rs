@@ -129,12 +129,7 @@ pub(super) fn rows_of(
     Ok(memory.address())
 }
 
-fn scales_of(
-    what: &'static str,
-    memory: DeviceSlice<'_, f32>,
-    f: &Format,
-    heads: usize,
-) -> Result<u64> {
+fn scales_of(what: &'static str, memory: DeviceSlice<'_, f32>, f: &Format, heads: usize) -> Result<u64> {
     check::len(what, if f.needs_scale() { heads } else { 0 }, memory.len())?;
     if memory.is_empty() {
         return Ok(0);

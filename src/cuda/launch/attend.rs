@@ -120,7 +120,12 @@ pub fn attend(
     step.home(device)?;
     batch.home(device)?;
     let dims = (c.key_dim, c.value_dim);
-    let i = instance(dims, l, group.saturating_mul(max_query_len), !params.exact_queries && integer_is_fast(device))?;
+    let i = instance(
+        dims,
+        l,
+        group.saturating_mul(max_query_len),
+        !params.exact_queries && integer_is_fast(device),
+    )?;
     let parts = LayerParts::new(c, l, memory)?;
     check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
     check::address("workspace", workspace.address(), 4)?;

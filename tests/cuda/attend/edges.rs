@@ -138,7 +138,10 @@ fn a_page_is_read_once_in_whole_sectors() {
             let layout = qkv::layout::PageLayout::new(&key, &value, 128, 128);
             let halves = tiles * (layout.key.pair_bytes + layout.value.pair_bytes);
             let most = 1.03 * least as f64 + halves as f64;
-            assert!(traffic as f64 <= most, "{what}: {traffic} bytes in sectors, {least} + {halves} would do");
+            assert!(
+                traffic as f64 <= most,
+                "{what}: {traffic} bytes in sectors, {least} + {halves} would do"
+            );
             let conflicts: Vec<_> =
                 launch.lines.iter().filter(|l| l.counts.shared_conflicts > 0).map(|l| &l.line).collect();
             assert!(conflicts.is_empty(), "{what}: bank conflicts at {conflicts:?}");
