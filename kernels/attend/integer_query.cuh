@@ -16,8 +16,8 @@ struct IntegerQuery {
   static constexpr int kSteps = (D + 31) / 32;
   // Signed bytes, 32 channels a step.
   uint2 page[kSteps][32];
-  // Per-channel keys: q itself, and f16 high and low parts of it (divided by its largest magnitude) for the zero term.
-  float plain[kIntegerColumns][D];
+  // Per-channel keys: q itself (columns 8 banks apart, since the lanes of a warp read 8 channels of four), and f16 high and low parts of it (divided by its largest magnitude) for the zero term.
+  float plain[kIntegerColumns][D + 8];
   uint2 zero_parts[D / 16][32];
   // Operand B of 8 rows: even columns get min * (sum of the rounded query), odd ones the step; for each group of a token.
   uint32_t pair[4][32];

@@ -196,26 +196,35 @@ __device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece&
   return false;
 }
 
-// Calls `work` for each piece of this block. All threads together; `work` ends with a barrier. `cursor` and `piece` are shared memory.
+// Calls `work` for each piece of this block. All threads together; `work` ends with a barrier. `cursor` and `piece` are shared
+// memory. The first warp looks for pieces; none is told by an empty one.
 template <class Work>
 __device__ __forceinline__ void for_pieces(const QkvAttend& p, uint32_t lane, Cursor& cursor, Piece& piece, Work work) {
-  const uint64_t total = total_weight(p, lane);
-  if (total == 0) return;
-  Cursor c = {block_begin(p, total, blockIdx.x), block_begin(p, total, blockIdx.x + 1), 0, 0, 0};
-  if (c.begin == c.end) return;
-  c.sequence = sequence_at(p, lane, c.begin, c.at);
-  if (threadIdx.x == 0) cursor = c;
+  const bool first_warp = threadIdx.x < 32;
+  if (first_warp) {
+    const uint64_t total = total_weight(p, lane);
+    Cursor c = {0, 0, 0, p.sequences, 0};
+    if (total > 0) {
+      c.begin = block_begin(p, total, blockIdx.x);
+      c.end = block_begin(p, total, blockIdx.x + 1);
+      if (c.begin < c.end) c.sequence = sequence_at(p, lane, c.begin, c.at);
+    }
+    if (lane == 0) cursor = c;
+    __syncwarp();
+  }
   while (true) {
-    __syncthreads();
-    c = cursor;
-    Piece next;
-    if (!next_piece(p, c, next)) return;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-      cursor = c;
-      piece = next;
+    if (first_warp) {
+      Cursor c = cursor;
+      Piece next = {};
+      next_piece(p, c, next);
+      __syncwarp();
+      if (lane == 0) {
+        cursor = c;
+        piece = next;
+      }
     }
     __syncthreads();
+    if (piece.from >= piece.to) return;
     work();
   }
 }

@@ -203,10 +203,10 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
             let at = starts[i] + n;
             let end = len - case.new[i] + n + 1;
             let begin = c.layers[0].sliding_window.map_or(0, |w| end.saturating_sub(w));
-            for head in 0..query_heads {
+            for (head, sink) in sinks.iter().enumerate() {
                 let kv = head / case.group;
                 let q = read(&q, &shape, at, head, c.key_dim);
-                let sink = case.sink_logits.then_some(sinks[head]);
+                let sink = case.sink_logits.then_some(*sink);
                 let dims = (c.key_dim, c.value_dim);
                 let (k, v) = (&k[kv * c.key_dim..], &v[kv * c.value_dim..]);
                 let (o, lse) = row(&q, k, v, dims, c.kv_heads, begin..end, case, sink, false);
@@ -384,7 +384,7 @@ fn lengths_around_every_boundary() {
     let lengths = [0, 1, 2, 3, 4, 15, 16, 31, 63, 64, 65, 79, 127, 128, 129, 191, 192, 255, 256, 320];
     for (i, (key, value)) in own(64).into_iter().enumerate() {
         for direct in [false, true] {
-            for group in [1, 8] {
+            for group in if (i + usize::from(direct)) % 2 == 0 { [1] } else { [8] } {
                 let mut c = config(key, value, 1, 64);
                 if direct {
                     c = c.direct();
@@ -405,7 +405,7 @@ fn lengths_around_every_boundary() {
 #[test]
 fn random_cases() {
     let (gpu, mut findings) = (Gpu::new(), Findings::default());
-    for seed in 0..60 {
+    for seed in 0..40 {
         let mut random = Random::new(500 + seed);
         let d = random.pick(&[64, 128]);
         let residual = random.pick(&[None, Some(0), Some(32), Some(64), Some(128)]);
