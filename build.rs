@@ -8,6 +8,7 @@
 //! | `CUDA_COMPUTE_CAP` | one architecture, a list, or `all`: `90`, `80,90`, `sm_89` |
 //! | `NVCC_CCBIN` | host compiler for nvcc |
 //! | `NVCC_FLAGS` | more flags for nvcc |
+//! | `QKV_KERNEL_CACHE` | a folder where images are kept, so that profiles and feature sets share them |
 //! | `DOCS_RS` | set by docs.rs: no kernels, documentation only |
 
 #[cfg(feature = "cuda")]

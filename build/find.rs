@@ -19,7 +19,9 @@ pub(crate) fn nvcc() -> Result<PathBuf, Vec<PathBuf>> {
         if nvcc.is_file() {
             return Ok(nvcc);
         }
-        tried.push(folder);
+        if !tried.contains(&folder) {
+            tried.push(folder);
+        }
     }
     Err(tried)
 }

@@ -19,7 +19,7 @@ const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 /// clusters have no older form. It serves cards that are newer than the toolkit.
 const PTX_TOO: [u32; 2] = [89, 90];
 
-const VARIABLES: [&str; 9] = [
+const VARIABLES: [&str; 10] = [
     "NVCC",
     "CUDA_HOME",
     "CUDA_PATH",
@@ -28,6 +28,7 @@ const VARIABLES: [&str; 9] = [
     "CUDA_COMPUTE_CAP",
     "NVCC_CCBIN",
     "NVCC_FLAGS",
+    "QKV_KERNEL_CACHE",
     "DOCS_RS",
 ];
 
@@ -76,6 +77,8 @@ struct Compiler {
     flags: Vec<String>,
     environment: Vec<(OsString, OsString)>,
     key: DefaultHasher,
+    /// Where images are kept for other profiles and feature sets, which have output folders of their own.
+    cache: Option<PathBuf>,
 }
 
 impl Compiler {
@@ -114,10 +117,11 @@ impl Compiler {
         }
         let mut key = DefaultHasher::new();
         (version, &flags).hash(&mut key);
-        for header in files("kernels", "h")?.into_iter().chain(files("kernels", "cuh")?) {
-            read(&header)?.hash(&mut key);
+        let cache = env::var_os("QKV_KERNEL_CACHE").filter(|c| !c.is_empty()).map(PathBuf::from);
+        if let Some(folder) = &cache {
+            fs::create_dir_all(folder).map_err(|e| format!("QKV_KERNEL_CACHE={}: {e}", folder.display()))?;
         }
-        Ok(Self { nvcc, flags, environment: host.environment, key })
+        Ok(Self { nvcc, flags, environment: host.environment, key, cache })
     }
 
     /// Compiles what has changed, on as many cores as cargo allows.
@@ -148,10 +152,17 @@ impl Compiler {
         let image = out.join(stem(source)).with_extension("fatbin");
         let (stamp, report) = (image.with_extension("key"), image.with_extension("ptxas"));
         let mut key = self.key.clone();
-        read(source)?.hash(&mut key);
+        hash_with_includes(source, &mut Vec::new(), &mut key)?;
         let key = format!("{:016x}", key.finish());
         if image.exists() && report.exists() && fs::read_to_string(&stamp).is_ok_and(|k| k == key) {
             return Ok(());
+        }
+        let shared = self.cache.as_ref().map(|c| c.join(format!("{}-{key}", stem(source))));
+        if let Some(shared) = &shared {
+            let there = |extension: &str, to: &Path| fs::copy(shared.with_extension(extension), to).is_ok();
+            if there("ptxas", &report) && there("fatbin", &image) {
+                return write(&stamp, &key);
+            }
         }
         let mut command = Command::new(&self.nvcc);
         command.args(&self.flags).arg(source).arg("-o").arg(&image);
@@ -172,8 +183,36 @@ impl Compiler {
         }
         // Registers and spills of every kernel, for `cargo xtask kernels` and a test.
         write(&report, &said)?;
+        if let Some(shared) = &shared {
+            keep(&report, &shared.with_extension("ptxas"))?;
+            keep(&image, &shared.with_extension("fatbin"))?;
+        }
         write(&stamp, &key)
     }
+}
+
+/// Copies a file under its name at once, since another build may look for it.
+fn keep(file: &Path, to: &Path) -> Result<()> {
+    let part = to.with_extension(format!("part{}", std::process::id()));
+    fs::copy(file, &part).and_then(|_| fs::rename(&part, to)).map_err(|e| format!("{}: {e}", to.display()))
+}
+
+/// A source and every header of ours that it includes, each once.
+fn hash_with_includes(file: &Path, seen: &mut Vec<PathBuf>, key: &mut DefaultHasher) -> Result<()> {
+    let file = file.canonicalize().map_err(|e| format!("{}: {e}", file.display()))?;
+    if seen.contains(&file) {
+        return Ok(());
+    }
+    let text = read(&file)?;
+    text.hash(key);
+    seen.push(file.clone());
+    for line in String::from_utf8_lossy(&text).lines() {
+        let name = line.trim().strip_prefix("#include \"").and_then(|l| l.split('"').next());
+        if let (Some(name), Some(folder)) = (name, file.parent()) {
+            hash_with_includes(&folder.join(name), seen, key)?;
+        }
+    }
+    Ok(())
 }
 
 /// The compiler that nvcc hands host code to.
@@ -208,7 +247,23 @@ fn owned(tool: &cc::Tool) -> Vec<(OsString, OsString)> {
 fn find() -> Result<PathBuf> {
     if let Some(nvcc) = env::var_os("NVCC").filter(|v| !v.is_empty()) {
         let nvcc = PathBuf::from(nvcc);
-        return if nvcc.is_file() { Ok(nvcc) } else { Err(format!("NVCC={} is no file", nvcc.display())) };
+        // A bare name is looked for as a shell does.
+        let bare = nvcc.components().count() == 1 && !nvcc.is_file();
+        let path = env::var_os("PATH").unwrap_or_default();
+        let found = if bare {
+            let named = |folder: PathBuf| folder.join(&nvcc);
+            env::split_paths(&path).map(named).find(|f| f.is_file())
+        } else {
+            Some(nvcc.clone()).filter(|f| f.is_file())
+        };
+        return found.ok_or_else(|| {
+            format!(
+                "NVCC={} is {}. Set it to nvcc itself, with its folder, or unset it: then CUDA_HOME, PATH and the usual \
+                 folders are looked in.",
+                nvcc.display(),
+                if bare { "not on PATH" } else { "no file" }
+            )
+        });
     }
     let tried = match find::nvcc() {
         Ok(nvcc) => return Ok(nvcc),
@@ -231,7 +286,13 @@ fn version(nvcc: &Path) -> Result<(u32, u32)> {
         let minor: String = rest.chars().take_while(char::is_ascii_digit).collect();
         Some((major.parse().ok()?, minor.parse().ok()?))
     };
-    parse().ok_or_else(|| format!("{} --version says nothing of a release:\n{said}", nvcc.display()))
+    parse().ok_or_else(|| {
+        let first = said.lines().next().unwrap_or_default();
+        format!(
+            "{} is not nvcc: --version names no release, it says \"{first}\". Set NVCC or CUDA_HOME to a CUDA toolkit.",
+            nvcc.display()
+        )
+    })
 }
 
 fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
@@ -247,11 +308,14 @@ fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
             .map(|a| {
                 let number = a.trim_start_matches("sm_").replace('.', "");
                 let number = number.parse().map_err(|_| {
-                    format!("CUDA_COMPUTE_CAP={asked}: {a} is no architecture; give numbers such as 80,90")
+                    format!(
+                        "CUDA_COMPUTE_CAP={asked}: {a} is no architecture; give numbers such as 80,90 (no letter behind them), \
+                         or all"
+                    )
                 })?;
                 if number < 80 {
                     return Err(format!(
-                        "CUDA_COMPUTE_CAP={asked}: the kernels need compute capability 8.0 or more"
+                        "CUDA_COMPUTE_CAP={asked}: the kernels need compute capability 8.0 or more, written 80 or 8.0"
                     ));
                 }
                 if !known.contains(&number) {
@@ -266,7 +330,12 @@ fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
     };
     wanted.sort_unstable();
     wanted.dedup();
-    let lowest = *wanted.first().ok_or("no architecture is left to build for; set CUDA_COMPUTE_CAP")?;
+    let lowest = *wanted.first().ok_or_else(|| {
+        format!(
+            "CUDA_COMPUTE_CAP={asked}: no architecture is left to build for; give numbers such as 80,90. {} knows {known:?}",
+            nvcc.display()
+        )
+    })?;
     let machine = wanted.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}"));
     let ptx = wanted.iter().filter(|a| **a == lowest || PTX_TOO.contains(a));
     Ok(machine.chain(ptx.map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"))).collect())

@@ -358,6 +358,27 @@ struct QkvGather {
 };
 QKV_SIZE(QkvGather, 384);
 
+/* The exact tokens of one sequence in one layer. */
+struct QkvExactRows {
+  /* Keys and values, [len, heads, dim]. */
+  struct QkvTensor out[2];
+  /* f16 or bf16 [max_sequences, heads, window_rows, dim] of this layer. */
+  uint64_t window[2];
+  /* f16 or bf16 [max_sequences, heads, sinks, dim] of this layer. */
+  uint64_t sink[2];
+  uint32_t seat;
+  uint32_t heads;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* Tokens held, and tokens in closed tiles. */
+  uint32_t len;
+  uint32_t packed;
+  /* QKV_F16 or QKV_BF16 */
+  uint32_t dtype;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvExactRows, 208);
+
 /* Pages rewritten from one order to another: between a pool and a list of pages side by side. */
 struct QkvConvertPages {
   struct QkvPool pool;
@@ -376,6 +397,68 @@ struct QkvConvertPages {
   uint32_t code_stride;
 };
 QKV_SIZE(QkvConvertPages, 232);
+
+/* Attention of the new tokens of a step over one layer of a cache. */
+struct QkvAttend {
+  /* [rows, query heads, key dim] */
+  struct QkvTensor q;
+  /* [rows, query heads, value dim] */
+  struct QkvTensor out;
+  struct QkvFormat format[2];
+  struct QkvOperand at[2];
+  /* f16 or bf16 [max_sequences, heads, window_rows, dim] of this layer. */
+  uint64_t window[2];
+  /* f16 or bf16 [max_sequences, heads, sinks, dim] of this layer. */
+  uint64_t sink[2];
+  /* f32 [heads]: static FP8 scales; 0 for other formats. */
+  uint64_t scales[2];
+  /* f16 [max_sequences, heads, key dim] of this layer; 0 if keys are not centred. */
+  uint64_t means;
+  /* Pages of this layer: [blocks, heads] of page_bytes. */
+  uint64_t pages;
+  /* QkvSequence [sequences]. */
+  uint64_t step;
+  /* i32 [sequences, table_width]. */
+  uint64_t block_tables;
+  /* f32 [rows, query heads], natural logarithm, or 0. */
+  uint64_t lse;
+  /* f32 [query heads], or 0. */
+  uint64_t sink_logits;
+  /* Partial results of split units: QkvAttend.blocks_launched * 2 of (value dim + 2) * columns f32. */
+  uint64_t workspace;
+  /* QkvStatus. */
+  uint64_t status;
+  uint32_t heads;
+  /* Query heads of a kv head. */
+  uint32_t group;
+  uint32_t sequences;
+  uint32_t table_width;
+  uint32_t blocks;
+  uint32_t page_bytes;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* QKV_F16 or QKV_BF16: of window and sinks. */
+  uint32_t window_dtype;
+  /* 1: direct mode. */
+  uint32_t direct;
+  /* New tokens of a sequence at most. */
+  uint32_t max_query;
+  /* Columns (query, head of the group) that a unit of work has, and units that it takes for all of them. */
+  uint32_t columns;
+  uint32_t column_blocks;
+  /* Tokens that a query sees, itself included; 0 = all. */
+  uint32_t sliding_window;
+  /* Cost of a page, of 64 exact rows and of a unit, in one measure. */
+  uint32_t page_weight;
+  uint32_t row_weight;
+  uint32_t unit_weight;
+  /* Blocks of the attend launch. */
+  uint32_t blocks_launched;
+  float scale;
+  /* 0 = none. */
+  float softcap;
+};
+QKV_SIZE(QkvAttend, 496);
 
 /* Tests: the place of every bit. */
 struct QkvCheckLayout {
@@ -401,5 +484,62 @@ struct QkvCheckMma {
   uint32_t reserved;
 };
 QKV_SIZE(QkvCheckMma, 40);
+
+/* A partial attention result merged into another one, in place. */
+struct QkvMergeStates {
+  struct QkvTensor out;
+  struct QkvTensor other;
+  /* f32 [tokens, heads]: natural logarithms; the first is changed. */
+  uint64_t lse;
+  uint64_t other_lse;
+};
+QKV_SIZE(QkvMergeStates, 160);
+
+/* Attention of a step's new tokens over what the cache held before it and over themselves. */
+struct QkvPrefill {
+  /* [rows, query heads, key dim]; [rows, heads, key dim]; [rows, heads, value dim]; [rows, query heads, value dim]. */
+  struct QkvTensor q;
+  struct QkvTensor input[2];
+  struct QkvTensor out;
+  struct QkvFormat format[2];
+  struct QkvOperand at[2];
+  /* As in QkvAppend. */
+  uint64_t window[2];
+  uint64_t sink[2];
+  uint64_t scales[2];
+  uint64_t means;
+  uint64_t pages;
+  uint64_t step;
+  uint64_t block_tables;
+  uint64_t status;
+  /* f32 [rows, query heads], optional: natural logarithms. */
+  uint64_t lse;
+  /* f32 [query heads], optional. */
+  uint64_t sink_logits;
+  /* i32 [ranges, 2], optional: absolute tokens [start, end) that see each other. */
+  uint64_t bidirectional;
+  uint32_t heads;
+  uint32_t sequences;
+  uint32_t rows;
+  uint32_t table_width;
+  uint32_t blocks;
+  uint32_t page_bytes;
+  uint32_t window_rows;
+  uint32_t sinks;
+  /* QKV_F16 or QKV_BF16: of window and sinks. */
+  uint32_t window_dtype;
+  /* Query heads of a kv head. */
+  uint32_t group;
+  uint32_t ranges;
+  /* Tokens that a query sees, itself included; 0 = all. */
+  uint32_t sliding_window;
+  /* New tokens of a sequence at most, and blocks of query rows that these make. */
+  uint32_t max_query_len;
+  uint32_t row_blocks;
+  float scale;
+  /* 0 = none. */
+  float softcap;
+};
+QKV_SIZE(QkvPrefill, 624);
 
 #endif

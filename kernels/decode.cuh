@@ -77,7 +77,7 @@ __device__ __forceinline__ void decode(const Coded& s, const Run& run, uint32_t 
 #pragma unroll
     for (int i = 0; i < P; i++) {
       uint16_t bits = (uint16_t)(w[i / 2] >> (16 * (i % 2)));
-      x[i] = s.f.kind == QKV_KIND_F16 ? half_to_float(bits) : bfloat_to_float(bits);
+      x[i] = s.f.kind == QKV_KIND_F16 ? half_to_float_nan(bits) : bfloat_to_float(bits);
     }
     return;
   }

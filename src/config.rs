@@ -451,18 +451,23 @@ impl<'a> AttendParams<'a> {
     }
 
     pub(crate) fn check(&self, query_heads: usize) -> Result<()> {
-        let no = |what, got: f32, why: &str| {
-            Err(Error::Unsupported { what, got: got.to_string(), why: why.into() })
-        };
-        match (self.scale, self.softcap) {
-            (Some(s), _) if !s.is_finite() => no("scale", s, "it must be finite"),
-            (_, Some(c)) if !(c.is_finite() && c > 0.0) => no("softcap", c, "it must be finite and positive"),
-            _ => match self.sink_logits {
-                Some(s) if s.len() != query_heads => {
-                    Err(Error::Length { what: "sink_logits", expected: query_heads, got: s.len() })
-                }
-                _ => Ok(()),
-            },
+        check_factors(self.scale, self.softcap)?;
+        match self.sink_logits {
+            Some(s) if s.len() != query_heads => {
+                Err(Error::Length { what: "sink_logits", expected: query_heads, got: s.len() })
+            }
+            _ => Ok(()),
         }
+    }
+}
+
+/// The factors of an attention call are numbers that it can use.
+pub(crate) fn check_factors(scale: Option<f32>, softcap: Option<f32>) -> Result<()> {
+    let no =
+        |what, got: f32, why: &str| Err(Error::Unsupported { what, got: got.to_string(), why: why.into() });
+    match (scale, softcap) {
+        (Some(s), _) if !s.is_finite() => no("scale", s, "it must be finite"),
+        (_, Some(c)) if !(c.is_finite() && c > 0.0) => no("softcap", c, "it must be finite and positive"),
+        _ => Ok(()),
     }
 }

@@ -43,7 +43,7 @@
 //! * [`KvCache`]: a fixed batch. [`PagedKvCache`]: continuous batching with seats, blocks, prefixes and forks.
 //! * [`CacheConfig`]: formats, window, sinks, capacity. [`Format`]: what can be stored.
 //! * [`attention`] over plain tensors, [`merge_states`] for split or cascaded attention.
-//! * `cuda` (feature `cuda`): the kernels of the GPU, one launch function each.
+//! * `cuda` (feature `cuda`): the same caches on the GPU (`KvCache<Cuda>`), and its kernels, one launch function each.
 //! * [`quant`]: the formats' encoders and decoders on their own. [`layout`]: where every bit lies.
 //!
 //! # Rules that hold everywhere

@@ -152,8 +152,14 @@ impl Shape {
         if t > 0 && (self.batch_tokens == 0 || t % self.batch_tokens != 0) {
             return Err(Error::Shape {
                 what,
-                expected: format!("a multiple of {} tokens", self.batch_tokens),
-                got: format!("{:?}", self.dims),
+                expected: match self.batch_tokens {
+                    0 => "a batch_tokens of 1 or more (that of one batch row: all tokens)".into(),
+                    n => format!("a multiple of {n} tokens"),
+                },
+                got: match self.batch_tokens {
+                    0 => "0".into(),
+                    _ => format!("{:?}", self.dims),
+                },
             });
         }
         if t == 0 || h == 0 || d == 0 {

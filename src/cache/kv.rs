@@ -2,11 +2,10 @@
 
 use super::batch::Batch;
 use super::paged::PagedKvCache;
-use super::pool::PagePool;
 use super::state::Stats;
 use super::step::Seat;
 use crate::backend::Backend;
-use crate::config::{AttendParams, CacheConfig};
+use crate::config::CacheConfig;
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
 use crate::layout::TILE;
@@ -19,10 +18,10 @@ use crate::layout::TILE;
 /// ([`TensorRef::bhtd`](crate::TensorRef::bhtd)).
 #[derive(Debug)]
 pub struct KvCache<B: Backend = Cpu> {
-    cache: PagedKvCache<B>,
-    seats: Vec<Seat>,
+    pub(crate) cache: PagedKvCache<B>,
+    pub(crate) seats: Vec<Seat>,
     /// `query_start` of the step.
-    starts: Vec<i32>,
+    pub(crate) starts: Vec<i32>,
 }
 
 impl KvCache {
@@ -31,7 +30,7 @@ impl KvCache {
     /// # Errors
     /// As [`CacheConfig::validate`]; [`Error::Capacity`] if the size does not fit in memory's address range.
     pub fn new(config: CacheConfig) -> Result<Self> {
-        Self::on_backend(config)
+        Self::on_backend((), config)
     }
 }
 
@@ -40,11 +39,12 @@ impl<B: Backend> KvCache<B> {
     ///
     /// # Errors
     /// As [`KvCache::new`].
-    pub fn on_backend(config: CacheConfig) -> Result<Self> {
+    pub fn on_backend(context: B::Context, config: CacheConfig) -> Result<Self> {
         config.validate()?;
         let n = config.max_sequences;
         let blocks = config.blocks_per_sequence().saturating_mul(n);
-        let mut cache = PagedKvCache::on_backend(config.clone(), PagePool::new(&config, blocks)?)?;
+        let pool = B::new_pool(&context, &config, blocks)?;
+        let mut cache = PagedKvCache::on_backend(context, config, pool)?;
         let seats = (0..n).map(|_| cache.open()).collect::<Result<_>>()?;
         Ok(Self { cache, seats, starts: Vec::with_capacity(n + 1) })
     }
@@ -193,7 +193,7 @@ impl<B: Backend> KvCache<B> {
         &mut self,
         layer: usize,
         q: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
@@ -211,7 +211,7 @@ impl<B: Backend> KvCache<B> {
         q: &B::Tensor<'_>,
         k: &B::Tensor<'_>,
         v: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
@@ -232,7 +232,7 @@ impl<B: Backend> KvCache<B> {
         q: &B::Tensor<'_>,
         k: &B::Tensor<'_>,
         v: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
@@ -378,7 +378,7 @@ impl<B: Backend> KvCache<B> {
         self.cache.scratch_bytes()
     }
 
-    /// Counters since construction.
+    /// Counters since construction; see [`PagedKvCache::stats`].
     pub fn stats(&self) -> Stats {
         self.cache.stats()
     }

@@ -15,7 +15,9 @@ mod step;
 pub use batch::{Batch, SlotBatch, expand_block_table};
 pub use kv::KvCache;
 pub use paged::PagedKvCache;
-pub use pool::PagePool;
+pub use pool::{HostMemory, PagePool, PoolMemory};
+#[cfg(feature = "cuda")]
+pub(crate) use pool::{MOST_BLOCKS, pool_bytes};
 pub use prefix::Prefix;
 pub use state::Stats;
 pub use step::{Seat, SequenceStep, Step};

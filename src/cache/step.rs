@@ -63,6 +63,8 @@ pub struct Step {
     pub(crate) open: bool,
     /// Whether `attend` may still read it: no length has changed since.
     pub(crate) valid: bool,
+    /// Whether it is recorded and not run: lengths stay what they are.
+    pub(crate) captured: bool,
 }
 
 impl Step {
@@ -103,5 +105,6 @@ impl Step {
         self.input_rows = 0;
         self.open = false;
         self.valid = false;
+        self.captured = false;
     }
 }

@@ -3,9 +3,9 @@
 use super::attend::{self, Head, Needs, Rows, Workspace};
 use super::rows::RowStore;
 use crate::backend::{Backend, Stored, sealed};
-use crate::cache::{PagePool, Seat, SequenceStep, Step};
+use crate::cache::{HostMemory, PagePool, Seat, SequenceStep, Step};
 use crate::config::{AttendParams, CacheConfig, LayerConfig};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::layout::{PageLayout, TILE};
 use crate::quant::page::decode_rows;
 use crate::simd::Isa;
@@ -168,7 +168,10 @@ impl Backend for Cpu {
     type Tensor<'a> = TensorRef<'a>;
     type Output<'a> = TensorMut<'a>;
     type Lse<'a> = &'a mut [f32];
+    type Params<'a> = AttendParams<'a>;
     type Snapshot = CpuSnapshot;
+    type Memory = HostMemory;
+    type Context = ();
 
     fn describe(tensor: &TensorRef<'_>) -> ([usize; 3], Dtype) {
         (tensor.dims(), tensor.dtype())
@@ -182,7 +185,26 @@ impl Backend for Cpu {
         lse.len()
     }
 
-    fn new(config: &CacheConfig, pool: PagePool) -> Result<Self> {
+    fn check_params(params: &AttendParams<'_>, query_heads: usize) -> Result<()> {
+        if let Some(r) = params.bidirectional.iter().find(|r| r.0 >= r.1) {
+            return Err(Error::Unsupported {
+                what: "bidirectional",
+                got: format!("{r:?}"),
+                why: "a range is [start, end) with start < end".into(),
+            });
+        }
+        params.check(query_heads)
+    }
+
+    fn bidirectional(params: &AttendParams<'_>) -> Option<String> {
+        (!params.bidirectional.is_empty()).then(|| format!("{:?}", params.bidirectional))
+    }
+
+    fn new_pool(_: &(), config: &CacheConfig, blocks: usize) -> Result<PagePool> {
+        PagePool::new(config, blocks)
+    }
+
+    fn new(_: (), config: &CacheConfig, pool: PagePool) -> Result<Self> {
         let c = config;
         let store =
             |rows, dim| RowStore::new(c.window_dtype, c.layers.len(), c.max_sequences, c.kv_heads, rows, dim);
@@ -235,8 +257,20 @@ impl Backend for Cpu {
         self.workspace.bytes()
     }
 
-    fn append(&mut self, layer: usize, step: &Step, k: &TensorRef<'_>, v: &TensorRef<'_>) -> u64 {
-        self.append_step(layer, step, k, v)
+    fn clamped(&self) -> u64 {
+        0
+    }
+
+    fn set_lengths(&mut self, _: Seat, _: usize, _: usize) -> Result<()> {
+        Ok(())
+    }
+
+    fn begin(&mut self, _: &Step) -> Result<()> {
+        Ok(())
+    }
+
+    fn append(&mut self, layer: usize, step: &Step, k: &TensorRef<'_>, v: &TensorRef<'_>) -> Result<u64> {
+        Ok(self.append_step(layer, step, k, v))
     }
 
     fn attend(
@@ -247,8 +281,9 @@ impl Backend for Cpu {
         params: &AttendParams<'_>,
         out: &mut TensorMut<'_>,
         lse: Option<&mut &mut [f32]>,
-    ) {
+    ) -> Result<()> {
         self.run_attention(layer, step, q, None, params, out, lse);
+        Ok(())
     }
 
     fn prefill(
@@ -261,15 +296,30 @@ impl Backend for Cpu {
         params: &AttendParams<'_>,
         out: &mut TensorMut<'_>,
         lse: Option<&mut &mut [f32]>,
-    ) {
+    ) -> Result<()> {
         self.run_attention(layer, step, q, Some((k, v)), params, out, lse);
+        Ok(())
     }
 
-    fn close_tiles(&mut self, layer: usize, seat: Seat, table: &[i32], from: usize, to: usize) -> u64 {
-        self.close(layer, seat, table, from, to, None)
+    fn close_tiles(
+        &mut self,
+        layer: usize,
+        seat: Seat,
+        table: &[i32],
+        from: usize,
+        to: usize,
+    ) -> Result<u64> {
+        Ok(self.close(layer, seat, table, from, to, None))
     }
 
-    fn decode_into_window(&mut self, layer: usize, seat: Seat, block: i32, from: usize, to: usize) {
+    fn decode_into_window(
+        &mut self,
+        layer: usize,
+        seat: Seat,
+        block: i32,
+        from: usize,
+        to: usize,
+    ) -> Result<()> {
         let n = to - from;
         for head in 0..self.dims.heads {
             let l = &self.layers[layer];
@@ -289,17 +339,19 @@ impl Backend for Cpu {
                 }
             }
         }
+        Ok(())
     }
 
-    fn copy_block(&mut self, from: i32, to: i32) {
+    fn copy_block(&mut self, from: i32, to: i32) -> Result<()> {
         for layer in 0..self.layers.len() {
             let n = self.layers[layer].pages.page_bytes * self.dims.heads;
             let pages = self.pool.layer_mut(layer);
             pages.copy_within(from as usize * n..(from as usize + 1) * n, to as usize * n);
         }
+        Ok(())
     }
 
-    fn copy_seat(&mut self, from: Seat, to: Seat) {
+    fn copy_seat(&mut self, from: Seat, to: Seat) -> Result<()> {
         let layers = self.layers.len();
         for store in self.windows.iter_mut().chain(&mut self.sinks) {
             store.copy_seat(layers, from.index(), to.index());
@@ -308,47 +360,58 @@ impl Backend for Cpu {
         for means in self.means.iter_mut().filter(|m| !m.is_empty()) {
             means.copy_within(from.index() * n..(from.index() + 1) * n, to.index() * n);
         }
+        Ok(())
     }
 
-    fn snapshot(&self, seat: Seat) -> CpuSnapshot {
+    fn snapshot(&self, seat: Seat) -> Result<CpuSnapshot> {
         let n = self.dims.heads * self.dims.key_dim;
         let means = |m: &Vec<f16>| m.get(seat.index() * n..(seat.index() + 1) * n).unwrap_or(&[]).to_vec();
-        CpuSnapshot { sinks: self.read_sinks(seat), means: self.means.iter().map(means).collect() }
+        Ok(CpuSnapshot { sinks: self.read_sinks(seat)?, means: self.means.iter().map(means).collect() })
     }
 
-    fn restore(&mut self, seat: Seat, snapshot: &CpuSnapshot) {
-        self.write_sinks(seat, &snapshot.sinks);
+    fn restore(&mut self, seat: Seat, snapshot: &CpuSnapshot) -> Result<()> {
+        self.write_sinks(seat, &snapshot.sinks)?;
         for (all, one) in self.means.iter_mut().zip(&snapshot.means) {
             if !one.is_empty() {
                 all[seat.index() * one.len()..(seat.index() + 1) * one.len()].copy_from_slice(one);
             }
         }
+        Ok(())
     }
 
-    fn dequantize(&self, layer: usize, stored: &Stored<'_>, k: &mut TensorMut<'_>, v: &mut TensorMut<'_>) {
+    fn dequantize(
+        &self,
+        layer: usize,
+        stored: &Stored<'_>,
+        k: &mut TensorMut<'_>,
+        v: &mut TensorMut<'_>,
+    ) -> Result<()> {
         self.dequantize_operand(0, layer, stored, k);
         self.dequantize_operand(1, layer, stored, v);
+        Ok(())
     }
 
-    fn read_page(&self, layer: usize, head: usize, block: i32) -> Vec<u8> {
-        self.page(layer, head, block).to_vec()
+    fn read_page(&self, layer: usize, head: usize, block: i32) -> Result<Vec<u8>> {
+        Ok(self.page(layer, head, block).to_vec())
     }
 
-    fn write_page(&mut self, layer: usize, head: usize, block: i32, page: &[u8]) {
+    fn write_page(&mut self, layer: usize, head: usize, block: i32, page: &[u8]) -> Result<()> {
         let at = (block as usize * self.dims.heads + head) * page.len();
         self.pool.layer_mut(layer)[at..at + page.len()].copy_from_slice(page);
+        Ok(())
     }
 
-    fn mean(&self, layer: usize, seat: Seat, head: usize) -> Option<Vec<f16>> {
-        self.mean_of(layer, seat.index(), head).map(<[f16]>::to_vec)
+    fn mean(&self, layer: usize, seat: Seat, head: usize) -> Result<Option<Vec<f16>>> {
+        Ok(self.mean_of(layer, seat.index(), head).map(<[f16]>::to_vec))
     }
 
-    fn set_mean(&mut self, layer: usize, seat: Seat, head: usize, mean: &[f16]) {
+    fn set_mean(&mut self, layer: usize, seat: Seat, head: usize, mean: &[f16]) -> Result<()> {
         let at = (seat.index() * self.dims.heads + head) * mean.len();
         self.means[layer][at..at + mean.len()].copy_from_slice(mean);
+        Ok(())
     }
 
-    fn read_sinks(&self, seat: Seat) -> Vec<f32> {
+    fn read_sinks(&self, seat: Seat) -> Result<Vec<f32>> {
         let mut out = Vec::new();
         for layer in 0..self.layers.len() {
             for head in 0..self.dims.heads {
@@ -361,10 +424,10 @@ impl Backend for Cpu {
                 }
             }
         }
-        out
+        Ok(out)
     }
 
-    fn write_sinks(&mut self, seat: Seat, rows: &[f32]) {
+    fn write_sinks(&mut self, seat: Seat, rows: &[f32]) -> Result<()> {
         let mut rest = rows;
         for layer in 0..self.layers.len() {
             for head in 0..self.dims.heads {
@@ -377,5 +440,6 @@ impl Backend for Cpu {
                 }
             }
         }
+        Ok(())
     }
 }

@@ -473,6 +473,38 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
+pub struct QkvExactRows {
+    pub out: [QkvTensor; 2usize],
+    pub window: [u64; 2usize],
+    pub sink: [u64; 2usize],
+    pub seat: u32,
+    pub heads: u32,
+    pub window_rows: u32,
+    pub sinks: u32,
+    pub len: u32,
+    pub packed: u32,
+    pub dtype: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvExactRows"][::core::mem::size_of::<QkvExactRows>() - 208usize];
+    ["Alignment of QkvExactRows"][::core::mem::align_of::<QkvExactRows>() - 8usize];
+    ["Offset of field: QkvExactRows::out"][::core::mem::offset_of!(QkvExactRows, out) - 0usize];
+    ["Offset of field: QkvExactRows::window"][::core::mem::offset_of!(QkvExactRows, window) - 144usize];
+    ["Offset of field: QkvExactRows::sink"][::core::mem::offset_of!(QkvExactRows, sink) - 160usize];
+    ["Offset of field: QkvExactRows::seat"][::core::mem::offset_of!(QkvExactRows, seat) - 176usize];
+    ["Offset of field: QkvExactRows::heads"][::core::mem::offset_of!(QkvExactRows, heads) - 180usize];
+    ["Offset of field: QkvExactRows::window_rows"]
+        [::core::mem::offset_of!(QkvExactRows, window_rows) - 184usize];
+    ["Offset of field: QkvExactRows::sinks"][::core::mem::offset_of!(QkvExactRows, sinks) - 188usize];
+    ["Offset of field: QkvExactRows::len"][::core::mem::offset_of!(QkvExactRows, len) - 192usize];
+    ["Offset of field: QkvExactRows::packed"][::core::mem::offset_of!(QkvExactRows, packed) - 196usize];
+    ["Offset of field: QkvExactRows::dtype"][::core::mem::offset_of!(QkvExactRows, dtype) - 200usize];
+    ["Offset of field: QkvExactRows::reserved"][::core::mem::offset_of!(QkvExactRows, reserved) - 204usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
 pub struct QkvConvertPages {
     pub pool: QkvPool,
     pub pages: u64,
@@ -501,6 +533,88 @@ const _: () = {
         [::core::mem::offset_of!(QkvConvertPages, to_pool) - 224usize];
     ["Offset of field: QkvConvertPages::code_stride"]
         [::core::mem::offset_of!(QkvConvertPages, code_stride) - 228usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvAttend {
+    pub q: QkvTensor,
+    pub out: QkvTensor,
+    pub format: [QkvFormat; 2usize],
+    pub at: [QkvOperand; 2usize],
+    pub window: [u64; 2usize],
+    pub sink: [u64; 2usize],
+    pub scales: [u64; 2usize],
+    pub means: u64,
+    pub pages: u64,
+    pub step: u64,
+    pub block_tables: u64,
+    pub lse: u64,
+    pub sink_logits: u64,
+    pub workspace: u64,
+    pub status: u64,
+    pub heads: u32,
+    pub group: u32,
+    pub sequences: u32,
+    pub table_width: u32,
+    pub blocks: u32,
+    pub page_bytes: u32,
+    pub window_rows: u32,
+    pub sinks: u32,
+    pub window_dtype: u32,
+    pub direct: u32,
+    pub max_query: u32,
+    pub columns: u32,
+    pub column_blocks: u32,
+    pub sliding_window: u32,
+    pub page_weight: u32,
+    pub row_weight: u32,
+    pub unit_weight: u32,
+    pub blocks_launched: u32,
+    pub scale: f32,
+    pub softcap: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvAttend"][::core::mem::size_of::<QkvAttend>() - 496usize];
+    ["Alignment of QkvAttend"][::core::mem::align_of::<QkvAttend>() - 8usize];
+    ["Offset of field: QkvAttend::q"][::core::mem::offset_of!(QkvAttend, q) - 0usize];
+    ["Offset of field: QkvAttend::out"][::core::mem::offset_of!(QkvAttend, out) - 72usize];
+    ["Offset of field: QkvAttend::format"][::core::mem::offset_of!(QkvAttend, format) - 144usize];
+    ["Offset of field: QkvAttend::at"][::core::mem::offset_of!(QkvAttend, at) - 240usize];
+    ["Offset of field: QkvAttend::window"][::core::mem::offset_of!(QkvAttend, window) - 304usize];
+    ["Offset of field: QkvAttend::sink"][::core::mem::offset_of!(QkvAttend, sink) - 320usize];
+    ["Offset of field: QkvAttend::scales"][::core::mem::offset_of!(QkvAttend, scales) - 336usize];
+    ["Offset of field: QkvAttend::means"][::core::mem::offset_of!(QkvAttend, means) - 352usize];
+    ["Offset of field: QkvAttend::pages"][::core::mem::offset_of!(QkvAttend, pages) - 360usize];
+    ["Offset of field: QkvAttend::step"][::core::mem::offset_of!(QkvAttend, step) - 368usize];
+    ["Offset of field: QkvAttend::block_tables"][::core::mem::offset_of!(QkvAttend, block_tables) - 376usize];
+    ["Offset of field: QkvAttend::lse"][::core::mem::offset_of!(QkvAttend, lse) - 384usize];
+    ["Offset of field: QkvAttend::sink_logits"][::core::mem::offset_of!(QkvAttend, sink_logits) - 392usize];
+    ["Offset of field: QkvAttend::workspace"][::core::mem::offset_of!(QkvAttend, workspace) - 400usize];
+    ["Offset of field: QkvAttend::status"][::core::mem::offset_of!(QkvAttend, status) - 408usize];
+    ["Offset of field: QkvAttend::heads"][::core::mem::offset_of!(QkvAttend, heads) - 416usize];
+    ["Offset of field: QkvAttend::group"][::core::mem::offset_of!(QkvAttend, group) - 420usize];
+    ["Offset of field: QkvAttend::sequences"][::core::mem::offset_of!(QkvAttend, sequences) - 424usize];
+    ["Offset of field: QkvAttend::table_width"][::core::mem::offset_of!(QkvAttend, table_width) - 428usize];
+    ["Offset of field: QkvAttend::blocks"][::core::mem::offset_of!(QkvAttend, blocks) - 432usize];
+    ["Offset of field: QkvAttend::page_bytes"][::core::mem::offset_of!(QkvAttend, page_bytes) - 436usize];
+    ["Offset of field: QkvAttend::window_rows"][::core::mem::offset_of!(QkvAttend, window_rows) - 440usize];
+    ["Offset of field: QkvAttend::sinks"][::core::mem::offset_of!(QkvAttend, sinks) - 444usize];
+    ["Offset of field: QkvAttend::window_dtype"][::core::mem::offset_of!(QkvAttend, window_dtype) - 448usize];
+    ["Offset of field: QkvAttend::direct"][::core::mem::offset_of!(QkvAttend, direct) - 452usize];
+    ["Offset of field: QkvAttend::max_query"][::core::mem::offset_of!(QkvAttend, max_query) - 456usize];
+    ["Offset of field: QkvAttend::columns"][::core::mem::offset_of!(QkvAttend, columns) - 460usize];
+    ["Offset of field: QkvAttend::column_blocks"]
+        [::core::mem::offset_of!(QkvAttend, column_blocks) - 464usize];
+    ["Offset of field: QkvAttend::sliding_window"]
+        [::core::mem::offset_of!(QkvAttend, sliding_window) - 468usize];
+    ["Offset of field: QkvAttend::page_weight"][::core::mem::offset_of!(QkvAttend, page_weight) - 472usize];
+    ["Offset of field: QkvAttend::row_weight"][::core::mem::offset_of!(QkvAttend, row_weight) - 476usize];
+    ["Offset of field: QkvAttend::unit_weight"][::core::mem::offset_of!(QkvAttend, unit_weight) - 480usize];
+    ["Offset of field: QkvAttend::blocks_launched"]
+        [::core::mem::offset_of!(QkvAttend, blocks_launched) - 484usize];
+    ["Offset of field: QkvAttend::scale"][::core::mem::offset_of!(QkvAttend, scale) - 488usize];
+    ["Offset of field: QkvAttend::softcap"][::core::mem::offset_of!(QkvAttend, softcap) - 492usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
@@ -544,4 +658,100 @@ const _: () = {
     ["Offset of field: QkvCheckMma::tiles"][::core::mem::offset_of!(QkvCheckMma, tiles) - 24usize];
     ["Offset of field: QkvCheckMma::kind"][::core::mem::offset_of!(QkvCheckMma, kind) - 32usize];
     ["Offset of field: QkvCheckMma::reserved"][::core::mem::offset_of!(QkvCheckMma, reserved) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvMergeStates {
+    pub out: QkvTensor,
+    pub other: QkvTensor,
+    pub lse: u64,
+    pub other_lse: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvMergeStates"][::core::mem::size_of::<QkvMergeStates>() - 160usize];
+    ["Alignment of QkvMergeStates"][::core::mem::align_of::<QkvMergeStates>() - 8usize];
+    ["Offset of field: QkvMergeStates::out"][::core::mem::offset_of!(QkvMergeStates, out) - 0usize];
+    ["Offset of field: QkvMergeStates::other"][::core::mem::offset_of!(QkvMergeStates, other) - 72usize];
+    ["Offset of field: QkvMergeStates::lse"][::core::mem::offset_of!(QkvMergeStates, lse) - 144usize];
+    ["Offset of field: QkvMergeStates::other_lse"]
+        [::core::mem::offset_of!(QkvMergeStates, other_lse) - 152usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvPrefill {
+    pub q: QkvTensor,
+    pub input: [QkvTensor; 2usize],
+    pub out: QkvTensor,
+    pub format: [QkvFormat; 2usize],
+    pub at: [QkvOperand; 2usize],
+    pub window: [u64; 2usize],
+    pub sink: [u64; 2usize],
+    pub scales: [u64; 2usize],
+    pub means: u64,
+    pub pages: u64,
+    pub step: u64,
+    pub block_tables: u64,
+    pub status: u64,
+    pub lse: u64,
+    pub sink_logits: u64,
+    pub bidirectional: u64,
+    pub heads: u32,
+    pub sequences: u32,
+    pub rows: u32,
+    pub table_width: u32,
+    pub blocks: u32,
+    pub page_bytes: u32,
+    pub window_rows: u32,
+    pub sinks: u32,
+    pub window_dtype: u32,
+    pub group: u32,
+    pub ranges: u32,
+    pub sliding_window: u32,
+    pub max_query_len: u32,
+    pub row_blocks: u32,
+    pub scale: f32,
+    pub softcap: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvPrefill"][::core::mem::size_of::<QkvPrefill>() - 624usize];
+    ["Alignment of QkvPrefill"][::core::mem::align_of::<QkvPrefill>() - 8usize];
+    ["Offset of field: QkvPrefill::q"][::core::mem::offset_of!(QkvPrefill, q) - 0usize];
+    ["Offset of field: QkvPrefill::input"][::core::mem::offset_of!(QkvPrefill, input) - 72usize];
+    ["Offset of field: QkvPrefill::out"][::core::mem::offset_of!(QkvPrefill, out) - 216usize];
+    ["Offset of field: QkvPrefill::format"][::core::mem::offset_of!(QkvPrefill, format) - 288usize];
+    ["Offset of field: QkvPrefill::at"][::core::mem::offset_of!(QkvPrefill, at) - 384usize];
+    ["Offset of field: QkvPrefill::window"][::core::mem::offset_of!(QkvPrefill, window) - 448usize];
+    ["Offset of field: QkvPrefill::sink"][::core::mem::offset_of!(QkvPrefill, sink) - 464usize];
+    ["Offset of field: QkvPrefill::scales"][::core::mem::offset_of!(QkvPrefill, scales) - 480usize];
+    ["Offset of field: QkvPrefill::means"][::core::mem::offset_of!(QkvPrefill, means) - 496usize];
+    ["Offset of field: QkvPrefill::pages"][::core::mem::offset_of!(QkvPrefill, pages) - 504usize];
+    ["Offset of field: QkvPrefill::step"][::core::mem::offset_of!(QkvPrefill, step) - 512usize];
+    ["Offset of field: QkvPrefill::block_tables"]
+        [::core::mem::offset_of!(QkvPrefill, block_tables) - 520usize];
+    ["Offset of field: QkvPrefill::status"][::core::mem::offset_of!(QkvPrefill, status) - 528usize];
+    ["Offset of field: QkvPrefill::lse"][::core::mem::offset_of!(QkvPrefill, lse) - 536usize];
+    ["Offset of field: QkvPrefill::sink_logits"][::core::mem::offset_of!(QkvPrefill, sink_logits) - 544usize];
+    ["Offset of field: QkvPrefill::bidirectional"]
+        [::core::mem::offset_of!(QkvPrefill, bidirectional) - 552usize];
+    ["Offset of field: QkvPrefill::heads"][::core::mem::offset_of!(QkvPrefill, heads) - 560usize];
+    ["Offset of field: QkvPrefill::sequences"][::core::mem::offset_of!(QkvPrefill, sequences) - 564usize];
+    ["Offset of field: QkvPrefill::rows"][::core::mem::offset_of!(QkvPrefill, rows) - 568usize];
+    ["Offset of field: QkvPrefill::table_width"][::core::mem::offset_of!(QkvPrefill, table_width) - 572usize];
+    ["Offset of field: QkvPrefill::blocks"][::core::mem::offset_of!(QkvPrefill, blocks) - 576usize];
+    ["Offset of field: QkvPrefill::page_bytes"][::core::mem::offset_of!(QkvPrefill, page_bytes) - 580usize];
+    ["Offset of field: QkvPrefill::window_rows"][::core::mem::offset_of!(QkvPrefill, window_rows) - 584usize];
+    ["Offset of field: QkvPrefill::sinks"][::core::mem::offset_of!(QkvPrefill, sinks) - 588usize];
+    ["Offset of field: QkvPrefill::window_dtype"]
+        [::core::mem::offset_of!(QkvPrefill, window_dtype) - 592usize];
+    ["Offset of field: QkvPrefill::group"][::core::mem::offset_of!(QkvPrefill, group) - 596usize];
+    ["Offset of field: QkvPrefill::ranges"][::core::mem::offset_of!(QkvPrefill, ranges) - 600usize];
+    ["Offset of field: QkvPrefill::sliding_window"]
+        [::core::mem::offset_of!(QkvPrefill, sliding_window) - 604usize];
+    ["Offset of field: QkvPrefill::max_query_len"]
+        [::core::mem::offset_of!(QkvPrefill, max_query_len) - 608usize];
+    ["Offset of field: QkvPrefill::row_blocks"][::core::mem::offset_of!(QkvPrefill, row_blocks) - 612usize];
+    ["Offset of field: QkvPrefill::scale"][::core::mem::offset_of!(QkvPrefill, scale) - 616usize];
+    ["Offset of field: QkvPrefill::softcap"][::core::mem::offset_of!(QkvPrefill, softcap) - 620usize];
 };

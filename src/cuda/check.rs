@@ -1,5 +1,6 @@
 //! Host-side checks that launch functions share.
 
+use super::Device;
 use crate::error::{Error, Result};
 
 /// Device memory is named and aligned to `align` bytes.
@@ -8,6 +9,21 @@ pub(crate) fn address(what: &'static str, address: u64, align: usize) -> Result<
         return Err(Error::Address { what, got: address, align });
     }
     Ok(())
+}
+
+/// All memory is the device's, as far as that is known.
+pub(crate) fn home<const N: usize>(device: &Device, memory: [(&'static str, Option<u32>); N]) -> Result<()> {
+    let here = device.ordinal() as u32;
+    match memory.into_iter().find_map(|(what, d)| d.filter(|d| *d != here).map(|d| (what, d))) {
+        None => Ok(()),
+        Some((what, other)) => Err(Error::Unsupported {
+            what,
+            got: format!("memory of device {other}"),
+            why: format!(
+                "the launch is on device {here}; use Device::new({other}) and a stream of that device"
+            ),
+        }),
+    }
 }
 
 /// The same shape as another tensor.

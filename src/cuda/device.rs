@@ -35,6 +35,8 @@ kernels! {
     Gather = "pages"::"qkv_gather",
     /// Pages from one order to the other.
     ConvertPages = "pages"::"qkv_convert_pages",
+    /// A sequence's exact tokens.
+    ExactRows = "exact_rows"::"qkv_exact_rows",
     /// Tests: places of bits.
     CheckLayout = "checks"::"qkv_check_layout",
     /// Tests: matrix products.
@@ -49,6 +51,78 @@ kernels! {
     BeginStep = "begin_step"::"qkv_begin_step",
     /// New keys and values into a layer.
     Append = "append"::"qkv_append",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny64 = "attend_any_64"::"qkv_attend_any_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny80 = "attend_any_80"::"qkv_attend_any_80",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny96 = "attend_any_96"::"qkv_attend_any_96",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny112 = "attend_any_112"::"qkv_attend_any_112",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny128 = "attend_any_128"::"qkv_attend_any_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny256 = "attend_any_256"::"qkv_attend_any_256",
+    /// Attention: see `launch/instances.rs`.
+    AttendAny192128 = "attend_any_192_128"::"qkv_attend_any_192_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendF16Half64 = "attend_f16"::"qkv_attend_f16_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendF16Half128 = "attend_f16"::"qkv_attend_f16_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendE4m3Half64 = "attend_e4m3"::"qkv_attend_e4m3_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendE4m3Half128 = "attend_e4m3"::"qkv_attend_e4m3_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Integer64 = "attend_int8"::"qkv_attend_int8_integer_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Integer128 = "attend_int8"::"qkv_attend_int8_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Half64 = "attend_int8"::"qkv_attend_int8_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendInt8Half128 = "attend_int8"::"qkv_attend_int8_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Integer64 = "attend_default4"::"qkv_attend_default4_integer_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Integer128 = "attend_default4"::"qkv_attend_default4_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Half64 = "attend_default4"::"qkv_attend_default4_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Half128 = "attend_default4"::"qkv_attend_default4_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Integer64 = "attend_default2"::"qkv_attend_default2_integer_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Integer128 = "attend_default2"::"qkv_attend_default2_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Half64 = "attend_default2"::"qkv_attend_default2_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault2Half128 = "attend_default2"::"qkv_attend_default2_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken4Integer128 = "attend_token"::"qkv_attend_token4_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken4Half128 = "attend_token"::"qkv_attend_token4_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken2Integer128 = "attend_token"::"qkv_attend_token2_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken2Half128 = "attend_token"::"qkv_attend_token2_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken1Integer128 = "attend_token"::"qkv_attend_token1_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken1Half128 = "attend_token"::"qkv_attend_token1_half_128",
+    /// Joins the partial results of an attention launch.
+    Combine = "combine"::"qkv_combine",
+    /// Two attention results made one.
+    MergeStates = "merge"::"qkv_merge_states",
+    /// Prefill attention, heads of up to 64 channels.
+    Prefill64 = "prefill_64_64"::"qkv_prefill_64_64",
+    /// Prefill attention, heads of up to 96 channels.
+    Prefill96 = "prefill_96_96"::"qkv_prefill_96_96",
+    /// Prefill attention, heads of up to 128 channels.
+    Prefill128 = "prefill_128_128"::"qkv_prefill_128_128",
+    /// Prefill attention, heads of up to 192 channels of keys and 128 of values.
+    Prefill192 = "prefill_192_128"::"qkv_prefill_192_128",
+    /// Prefill attention, heads of up to 256 channels.
+    Prefill256 = "prefill_256_256"::"qkv_prefill_256_256",
 }
 
 /// A parameter block that kernels take by value.
@@ -69,12 +143,16 @@ parameters!(
     QkvDequantize,
     QkvCopyBlocks,
     QkvGather,
+    QkvExactRows,
     QkvConvertPages,
     QkvCheckLayout,
     QkvCheckMma,
     QkvFp8,
     QkvBeginStep,
-    QkvAppend
+    QkvAppend,
+    QkvAttend,
+    QkvMergeStates,
+    QkvPrefill
 );
 
 /// How a kernel is started.

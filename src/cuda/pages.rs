@@ -120,6 +120,11 @@ macro_rules! pool {
                 &self.format
             }
 
+            /// The device that allocated them, where that is known.
+            pub fn device(&self) -> Option<u32> {
+                self.memory.device()
+            }
+
             /// The memory.
             pub fn address(&self) -> u64 {
                 self.memory.address()

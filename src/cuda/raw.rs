@@ -44,6 +44,7 @@ impl<'a> From<&'a cudarc::driver::CudaStream> for RawStream<'a> {
 pub struct DeviceSlice<'a, T> {
     address: u64,
     len: usize,
+    device: Option<u32>,
     owner: PhantomData<&'a [T]>,
 }
 
@@ -60,6 +61,7 @@ impl<T> Copy for DeviceSlice<'_, T> {}
 pub struct DeviceSliceMut<'a, T> {
     address: u64,
     len: usize,
+    device: Option<u32>,
     owner: PhantomData<&'a mut [T]>,
 }
 
@@ -68,12 +70,12 @@ macro_rules! slice {
         impl<T> $name<'_, T> {
             /// # Safety
             #[doc = concat!(
-                                                "`address` is device memory, aligned for `T` and valid for ",
+                                                "`address` is memory that the launch's device reaches, aligned for `T` and valid for ",
                                                 $access,
                                                 " of `len` elements until the work that uses it is done."
                                             )]
             pub const unsafe fn from_raw(address: u64, len: usize) -> Self {
-                Self { address, len, owner: PhantomData }
+                Self { address, len, device: None, owner: PhantomData }
             }
 
             /// Elements.
@@ -90,6 +92,11 @@ macro_rules! slice {
             pub const fn address(&self) -> u64 {
                 self.address
             }
+
+            /// The device that allocated it, where that is known: of cudarc's slices, not of addresses.
+            pub const fn device(&self) -> Option<u32> {
+                self.device
+            }
         }
     };
 }
@@ -99,22 +106,44 @@ slice!(DeviceSliceMut, "writes by nobody else");
 impl<'a, T> DeviceSliceMut<'a, T> {
     /// The same memory for reading.
     pub const fn as_ref(&self) -> DeviceSlice<'_, T> {
-        DeviceSlice { address: self.address, len: self.len, owner: PhantomData }
+        DeviceSlice { address: self.address, len: self.len, device: self.device, owner: PhantomData }
     }
 
     /// The same memory, lent on.
     pub const fn reborrow(&mut self) -> DeviceSliceMut<'_, T> {
-        DeviceSliceMut { address: self.address, len: self.len, owner: PhantomData }
+        DeviceSliceMut { address: self.address, len: self.len, device: self.device, owner: PhantomData }
     }
 }
+
+macro_rules! halves {
+    ($($t:ty),*) => {$(
+        impl<'a> DeviceSlice<'a, $t> {
+            /// The same memory as the 16-bit words that a cache's memory is given as.
+            pub const fn bits(self) -> DeviceSlice<'a, u16> {
+                DeviceSlice { address: self.address, len: self.len, device: self.device, owner: PhantomData }
+            }
+        }
+
+        impl<'a> DeviceSliceMut<'a, $t> {
+            /// The same memory as the 16-bit words that a cache's memory is given as.
+            pub const fn bits(self) -> DeviceSliceMut<'a, u16> {
+                DeviceSliceMut { address: self.address, len: self.len, device: self.device, owner: PhantomData }
+            }
+        }
+    )*};
+}
+halves!(half::f16, half::bf16);
 
 /// cudarc's slices and views. cudarc waits between its streams by events that this library's launches do not make: launch on the
 /// stream that the slice belongs to, or order the streams yourself. The conversion itself waits for such an event while cudarc
 /// tracks them, which a capture does not allow: convert before it, or disable event tracking.
+///
+/// Launch functions refuse a slice of another device. Where devices reach each other's memory, make the view of its address.
 impl<'a, T, S: cudarc::driver::DevicePtr<T>> From<&'a S> for DeviceSlice<'a, T> {
     fn from(slice: &'a S) -> Self {
         let (address, _wait) = slice.device_ptr(slice.stream());
-        Self { address, len: slice.len(), owner: PhantomData }
+        let device = Some(slice.stream().context().ordinal() as u32);
+        Self { address, len: slice.len(), device, owner: PhantomData }
     }
 }
 
@@ -123,6 +152,6 @@ impl<'a, T, S: cudarc::driver::DevicePtrMut<T>> From<&'a mut S> for DeviceSliceM
     fn from(slice: &'a mut S) -> Self {
         let (len, stream) = (slice.len(), slice.stream().clone());
         let (address, _wait) = slice.device_ptr_mut(&stream);
-        Self { address, len, owner: PhantomData }
+        Self { address, len, device: Some(stream.context().ordinal() as u32), owner: PhantomData }
     }
 }

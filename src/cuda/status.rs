@@ -8,14 +8,15 @@ use crate::error::{Error, Result};
 pub struct CacheStatus {
     /// Values clamped to what f16 holds, or saturated in FP8.
     pub clamped_values: u64,
-    /// Sequences that a step left as they were because a tile that closes had no block.
+    /// Sequences that a step left as they were because a tile that closes had no block. Pages that attention would have read
+    /// and the block table does not name are counted too, once a block of rows.
     pub missing_blocks: u32,
     /// The same, because they would have had more tokens than a sequence may have.
     pub over_capacity: u32,
     /// The same, because the seat does not exist, or its lengths are none that a sequence can have.
     pub bad_seats: u32,
     /// The same, because their rows do not ascend, are another sequence's, are more than the tensors have, or have padding in
-    /// between.
+    /// between. Sequences with more rows than prefill was told are counted too.
     pub bad_rows: u32,
     /// Tokens skipped because their slot is beyond the pool.
     pub bad_slots: u32,

@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 pub struct DeviceTensor<'a> {
     address: u64,
     len: usize,
+    device: Option<u32>,
     dtype: Dtype,
     shape: Shape,
     owner: PhantomData<&'a [u8]>,
@@ -22,6 +23,7 @@ pub struct DeviceTensor<'a> {
 pub struct DeviceTensorMut<'a> {
     address: u64,
     len: usize,
+    device: Option<u32>,
     dtype: Dtype,
     shape: Shape,
     owner: PhantomData<&'a mut [u8]>,
@@ -55,12 +57,12 @@ macro_rules! constructors {
             /// tokens are no multiple of `batch_tokens`; [`Error::Address`](crate::Error::Address) for null or a misaligned address.
             pub fn new<T: DeviceElement>(data: impl Into<$slice<'a, T>>, shape: Shape) -> Result<Self> {
                 let data = data.into();
-                let (address, len, dtype) = (data.address(), data.len(), T::DTYPE);
+                let (address, len, device, dtype) = (data.address(), data.len(), data.device(), T::DTYPE);
                 shape.check($what, len, $unique)?;
                 if !shape.dims.contains(&0) {
                     super::check::address($what, address, dtype.bytes())?;
                 }
-                Ok(Self { address, len, dtype, shape, owner: PhantomData })
+                Ok(Self { address, len, device, dtype, shape, owner: PhantomData })
             }
 
             /// A view `[tokens, heads, dim]` of contiguous memory.
@@ -99,6 +101,11 @@ macro_rules! constructors {
                 self.address
             }
 
+            /// The device that allocated it, where that is known.
+            pub fn device(&self) -> Option<u32> {
+                self.device
+            }
+
             /// Elements behind the view.
             pub fn len(&self) -> usize {
                 self.len
@@ -135,11 +142,26 @@ constructors!(DeviceTensor, DeviceSlice, false, "tensor");
 constructors!(DeviceTensorMut, DeviceSliceMut, true, "output");
 
 impl DeviceTensorMut<'_> {
+    /// The same tensor, its first `n` tokens.
+    pub(crate) fn first_tokens(&mut self, n: usize) -> DeviceTensorMut<'_> {
+        let [tokens, heads, dim] = self.shape.dims;
+        let shape = crate::tensor::Shape { dims: [n.min(tokens), heads, dim], ..self.shape };
+        DeviceTensorMut {
+            shape,
+            address: self.address,
+            len: self.len,
+            dtype: self.dtype,
+            device: self.device,
+            owner: PhantomData,
+        }
+    }
+
     /// The same tensor for reading.
     pub fn as_ref(&self) -> DeviceTensor<'_> {
         DeviceTensor {
             address: self.address,
             len: self.len,
+            device: self.device,
             dtype: self.dtype,
             shape: self.shape,
             owner: PhantomData,

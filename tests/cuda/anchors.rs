@@ -9,7 +9,7 @@ use qkv::cuda::launch::{Product, check_mma};
 fn run(gpu: &Gpu, product: Product, a: &[u8], b: &[u8]) -> Vec<u32> {
     let (a_device, b_device) = (gpu.up(a), gpu.up(b));
     let mut d = gpu.zeros::<u32>(a.len() / 512 * 128);
-    check_mma(&gpu.device, gpu.raw(), product, (&a_device).into(), (&b_device).into(), &mut (&mut d).into())
+    check_mma(&gpu.device, gpu.raw(), product, (&a_device).into(), (&b_device).into(), (&mut d).into())
         .unwrap();
     gpu.down(&d)
 }

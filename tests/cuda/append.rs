@@ -24,12 +24,27 @@ pub(crate) struct Layer {
 
 /// A cache of one layer on the device beside one on the CPU that is told the same.
 pub(crate) struct Twins {
-    config: CacheConfig,
+    pub(crate) config: CacheConfig,
     pub(crate) cpu: PagedKvCache,
     pub(crate) layer: Layer,
     pub(crate) lengths: CudaSlice<i32>,
     pub(crate) status: CudaSlice<u64>,
-    blocks: usize,
+    pub(crate) blocks: usize,
+    /// First real row of each sequence in the last step.
+    pub(crate) last_rows: Vec<usize>,
+    /// Whether inputs may have NaN, infinity and huge values.
+    pub(crate) wild: bool,
+    /// Size of keys and values.
+    pub(crate) magnitude: [f32; 2],
+}
+
+/// A step whose layer has appended on both sides.
+pub(crate) struct Appended<'a> {
+    pub(crate) cpu: &'a mut PagedKvCache,
+    pub(crate) batch: &'a DeviceBatch<'a>,
+    pub(crate) layer: &'a LayerMemory<'a>,
+    pub(crate) step: &'a StepMemory<'a>,
+    pub(crate) rows: usize,
 }
 
 fn empty<T>(x: &CudaSlice<T>, n: usize) -> DeviceSlice<'_, T> {
@@ -67,22 +82,55 @@ impl Twins {
             scales: [scales(&l.key, false), scales(&l.value, true)],
         };
         let (lengths, status) = (gpu.zeros(2 * c.max_sequences), gpu.zeros(STATUS_WORDS));
-        Self { config, cpu, layer, lengths, status, blocks }
+        Self {
+            config,
+            cpu,
+            layer,
+            lengths,
+            status,
+            blocks,
+            last_rows: Vec::new(),
+            wild: true,
+            magnitude: [1.0; 2],
+        }
     }
 
     /// One step on both sides. `counts` are rows of each seat, `padding` how many of them stand before and behind as padding.
-    fn step(&mut self, gpu: &Gpu, random: &mut Random, seats: &[Seat], counts: &[usize], pad: bool) {
+    pub(crate) fn step(
+        &mut self,
+        gpu: &Gpu,
+        random: &mut Random,
+        seats: &[Seat],
+        counts: &[usize],
+        pad: bool,
+    ) {
+        self.step_with(gpu, random, seats, counts, pad, |_| ());
+    }
+
+    /// The same, with a look at the step when the layer has appended.
+    pub(crate) fn step_with(
+        &mut self,
+        gpu: &Gpu,
+        random: &mut Random,
+        seats: &[Seat],
+        counts: &[usize],
+        pad: bool,
+        then: impl FnOnce(Appended<'_>),
+    ) {
         let c = self.config.clone();
         let (mut start, mut slots) = (vec![0i32], Vec::new());
+        let mut first_rows = Vec::new();
         for (seat, n) in seats.iter().zip(counts) {
             let (front, back) = if pad { (random.below(3), random.below(3)) } else { (0, 0) };
             slots.extend(std::iter::repeat_n(-1i64, front));
+            first_rows.push(slots.len());
             slots.extend(std::iter::repeat_n(5i64, *n));
             slots.extend(std::iter::repeat_n(-1i64, back));
             start.push(slots.len() as i32);
             self.cpu.reserve(*seat, *n).unwrap();
         }
         let rows = slots.len();
+        self.last_rows = first_rows;
         if rows == 0 {
             return;
         }
@@ -95,13 +143,14 @@ impl Twins {
         let dtype = random.pick(&[Dtype::F16, Dtype::Bf16, Dtype::F32]);
         let inputs: Vec<(Host, Shape)> = [c.key_dim, c.value_dim]
             .iter()
-            .map(|d| {
+            .enumerate()
+            .map(|(i, d)| {
                 let (shape, n) = layout(random, [rows, c.kv_heads, *d]);
-                let wild = random.below(4) == 0;
+                let wild = random.below(4) == 0 && self.wild;
                 let x: Vec<f32> = (0..n)
                     .map(|_| match random.below(600) {
                         0 if wild => random.pick(&[f32::NAN, f32::INFINITY, 1e30, -7e4, 0.0, -0.0, 1e-7]),
-                        _ => random.normal(),
+                        _ => random.normal() * self.magnitude[i],
                     })
                     .collect();
                 (Host::new(dtype, &x), shape)
@@ -132,11 +181,12 @@ impl Twins {
         begin_step(&gpu.device, gpu.raw(), &c, self.blocks, &device, &mut s).unwrap();
         let mut l = self.layer.memory(&c);
         append(&gpu.device, gpu.raw(), &c, 0, &k, &v, &device, &mut l, &mut s).unwrap();
+        then(Appended { cpu: &mut self.cpu, batch: &device, layer: &l, step: &s, rows });
         gpu.stream.synchronize().unwrap();
     }
 
     /// Everything that the device holds is what the CPU holds. Returns how many pages there are.
-    fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
+    pub(crate) fn compare(&self, gpu: &Gpu, seats: &[Seat], what: &str) -> usize {
         let mut pages_compared = 0;
         let (c, l) = (&self.config, &self.config.layers[0]);
         let pages = PageLayout::new(&l.key, &l.value, c.key_dim, c.value_dim);
@@ -236,7 +286,7 @@ impl Layer {
 }
 
 /// A format that a cache takes for heads of `d` channels.
-fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format {
+pub(crate) fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format {
     let fp8 = [Fp8::e4m3, Fp8::e5m2];
     match random.below(10) {
         0 => Format::F16,
@@ -266,7 +316,7 @@ fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format 
     }
 }
 
-fn any_config(random: &mut Random) -> CacheConfig {
+pub(crate) fn any_config(random: &mut Random) -> CacheConfig {
     let residual = random.pick(&[None, Some(0), Some(32), Some(64), Some(128)]);
     let dims = [64, 64, 80, 96, 128, 112, 256];
     let (dk, dv) = (random.pick(&dims), random.pick(&dims));

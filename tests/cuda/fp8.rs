@@ -62,8 +62,8 @@ fn bytes_scales_and_values_are_the_cpus() {
         let mut scales = gpu.zeros::<f32>(want.len());
         let mut work = gpu.zeros::<u32>(fp8_absmax_workspace(dims, f.granularity).max(1));
         for _ in 0..2 {
-            let (mut s, mut w) = (DeviceSliceMut::from(&mut scales), DeviceSliceMut::from(&mut work));
-            fp8_absmax(&gpu.device, gpu.raw(), &a.view(from), f, &mut s, &mut w).unwrap();
+            let (s, w) = ((&mut scales).into(), (&mut work).into());
+            fp8_absmax(&gpu.device, gpu.raw(), &a.view(from), f, s, w).unwrap();
             assert_eq!(gpu.down(&scales), want, "{what}");
             assert!(gpu.down(&work).iter().all(|w| *w == 0), "{what}");
         }
@@ -74,8 +74,8 @@ fn bytes_scales_and_values_are_the_cpus() {
         let scales = gpu.up(&small);
         let mut bytes = gpu.zeros::<u8>(dims.iter().product());
         let mut lost = gpu.zeros::<u64>(1);
-        let (mut b, mut c) = (DeviceSliceMut::from(&mut bytes), DeviceSliceMut::from(&mut lost));
-        fp8_encode(&gpu.device, gpu.raw(), &a.view(from), f, (&scales).into(), &mut b, Some(&mut c)).unwrap();
+        let (b, c) = ((&mut bytes).into(), (&mut lost).into());
+        fp8_encode(&gpu.device, gpu.raw(), &a.view(from), f, (&scales).into(), b, Some(c)).unwrap();
         assert_eq!(gpu.down(&bytes), encoded.bytes(), "{what}");
         assert_eq!(gpu.down(&lost), [encoded.saturated() as u64], "{what}");
 
@@ -96,8 +96,8 @@ fn bytes_scales_and_values_are_the_cpus() {
         if f.granularity == Granularity::TokenHead {
             let encoded = fp8::encode(&cpu, f, None).unwrap();
             let mut scales = gpu.zeros::<f32>(want.len());
-            let (mut s, mut b) = (DeviceSliceMut::from(&mut scales), DeviceSliceMut::from(&mut bytes));
-            fp8_encode_fitted(&gpu.device, gpu.raw(), &a.view(from), kind, &mut s, &mut b).unwrap();
+            let (s, b) = ((&mut scales).into(), (&mut bytes).into());
+            fp8_encode_fitted(&gpu.device, gpu.raw(), &a.view(from), kind, s, b).unwrap();
             assert_eq!((gpu.down(&scales), gpu.down(&bytes)), (want, encoded.bytes().to_vec()), "{what}");
         }
     }
@@ -115,9 +115,8 @@ fn every_16_bit_pattern_encodes_and_every_byte_decodes() {
         for x in [&f16s, &bf16s] {
             let want = fp8::encode(&TensorRef::thd(x.data(), dims).unwrap(), f, Some(&[1.0])).unwrap();
             let (a, mut bytes) = (x.up(&gpu), gpu.zeros::<u8>(1 << 16));
-            let mut b = DeviceSliceMut::from(&mut bytes);
-            fp8_encode(&gpu.device, gpu.raw(), &a.view(contiguous(dims)), f, (&one).into(), &mut b, None)
-                .unwrap();
+            let (s, b) = ((&one).into(), (&mut bytes).into());
+            fp8_encode(&gpu.device, gpu.raw(), &a.view(contiguous(dims)), f, s, b, None).unwrap();
             assert!(gpu.down(&bytes) == want.bytes(), "{kind:?} {dims:?}");
         }
         let all: Vec<u8> = (0..=255).collect();
@@ -146,9 +145,9 @@ fn whole_sectors_and_no_byte_twice() {
             let mut a = Host::new(dtype, &random.normals(n)).up(&gpu);
             let (mut scales, mut bytes) = (gpu.zeros::<f32>(64 * 8), gpu.zeros::<u8>(n));
             simulator.take_stats();
-            let (mut s, mut b) = (DeviceSliceMut::from(&mut scales), DeviceSliceMut::from(&mut bytes));
+            let (s, b) = ((&mut scales).into(), (&mut bytes).into());
             let view = a.view(contiguous(dims));
-            fp8_encode_fitted(&gpu.device, gpu.raw(), &view, Fp8Kind::E4M3, &mut s, &mut b).unwrap();
+            fp8_encode_fitted(&gpu.device, gpu.raw(), &view, Fp8Kind::E4M3, s, b).unwrap();
             let (s, b) = (DeviceSlice::from(&scales), DeviceSlice::from(&bytes));
             fp8_decode(&gpu.device, gpu.raw(), b, f, s, &mut a.view_mut(contiguous(dims))).unwrap();
             gpu.stream.synchronize().unwrap();
@@ -177,8 +176,8 @@ fn wrong_lengths_and_addresses_start_nothing() {
     let (scale_at, byte_at) = (DeviceSlice::from(&scales).address(), DeviceSlice::from(&bytes).address());
     // SAFETY: a part of a live allocation, or deliberately odd, which must be refused before any use.
     let scale = |at: u64, n: usize| unsafe { DeviceSlice::<f32>::from_raw(at, n) };
-    let run = |s: DeviceSlice<'_, f32>, mut b: DeviceSliceMut<'_, u8>| {
-        fp8_encode(&gpu.device, gpu.raw(), &x, f, s, &mut b, None)
+    let run = |s: DeviceSlice<'_, f32>, b: DeviceSliceMut<'_, u8>| {
+        fp8_encode(&gpu.device, gpu.raw(), &x, f, s, b, None)
     };
     let s = scale(scale_at, 2);
     // SAFETY: as above, deliberately odd or null, which must be refused before any use.
@@ -189,8 +188,8 @@ fn wrong_lengths_and_addresses_start_nothing() {
     assert!(matches!(run(scale(scale_at, 3), odd(byte_at, 128)), Err(Error::Length { .. })));
     assert!(matches!(run(scale(scale_at + 2, 2), odd(byte_at, 128)), Err(Error::Address { .. })));
     let mut work = gpu.zeros::<u32>(1);
-    let (mut s, mut w) = (DeviceSliceMut::from(&mut scales), DeviceSliceMut::from(&mut work));
+    let (s, w) = ((&mut scales).into(), (&mut work).into());
     let tensor = Fp8::e4m3(Granularity::Tensor);
-    assert!(fp8_absmax(&gpu.device, gpu.raw(), &x, tensor, &mut s, &mut w).is_err());
+    assert!(fp8_absmax(&gpu.device, gpu.raw(), &x, tensor, s, w).is_err());
     assert_eq!((gpu.down(&scales), gpu.down(&bytes)), (vec![9f32; 4], vec![9u8; 256]));
 }

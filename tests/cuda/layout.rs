@@ -41,8 +41,8 @@ fn every_bit_lies_where_the_host_says() {
                         &page,
                         operand,
                         order,
-                        &mut (&mut b).into(),
-                        &mut (&mut p).into(),
+                        (&mut b).into(),
+                        (&mut p).into(),
                     )
                     .unwrap();
                     let got: Vec<u32> = gpu.stream.clone_dtoh(&bits.slice(..n)).unwrap();

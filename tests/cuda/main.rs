@@ -4,13 +4,21 @@
 #[allow(dead_code)]
 mod gpu;
 
+#[path = "../support/reference.rs"]
+#[allow(dead_code)]
+mod reference;
+
 mod anchors;
 mod append;
+mod attend;
 mod dequantize;
+mod empty;
 mod fp8;
 mod hadamard;
 mod layout;
+mod merge;
 mod pages;
+mod prefill;
 mod quantize;
 mod resources;
 mod steps;

@@ -5,7 +5,7 @@ use crate::gpu::{Gpu, Host, Random, layout};
 use crate::layout::formats;
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
-use qkv::cuda::launch::{GatherInputs, PageList, convert_pages, copy_blocks, gather};
+use qkv::cuda::launch::{GatherInputs, PageList, check_copies, convert_pages, copy_blocks, gather};
 use qkv::cuda::{PageFormat, Pages, PagesMut};
 use qkv::layout::{Operand, OperandLayout, Order, TILE, code_bit, convert_page, pair_bytes};
 use qkv::quant::{Pair, fp8};
@@ -127,7 +127,7 @@ fn pages_convert_as_on_the_host() {
                 (&numbers).into(),
                 PageList::Export((&mut out).into()),
                 Order::Row,
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             let rows = gpu.down(&out);
@@ -159,7 +159,7 @@ fn pages_convert_as_on_the_host() {
                 (&numbers).into(),
                 PageList::Import((&out).into()),
                 Order::Row,
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             let got = gpu.down(&other);
@@ -238,7 +238,7 @@ fn a_sequence_is_gathered_as_its_bits_say() {
             &inputs,
             &mut k.view_mut(k_shape),
             &mut v.view_mut(v_shape),
-            &mut (&mut status).into(),
+            (&mut status).into(),
         )
         .unwrap();
         assert_eq!(gpu.down(&status), [0]);
@@ -296,7 +296,7 @@ fn a_table_without_a_block_is_reported_and_the_rest_decoded() {
         &GatherInputs::default(),
         &mut k.view_mut(shape),
         &mut v.view_mut(shape),
-        &mut (&mut status).into(),
+        (&mut status).into(),
     )
     .unwrap();
     assert_eq!(gpu.down(&status), [2], "no block -1, no block 2");
@@ -325,7 +325,7 @@ fn blocks_are_copied_and_bad_pairs_counted() {
             gpu.raw(),
             &mut PagesMut::new(&mut device, heads, format).unwrap(),
             (&numbers).into(),
-            &mut (&mut status).into(),
+            (&mut status).into(),
         )
         .unwrap();
         let mut want = pool.clone();
@@ -333,6 +333,21 @@ fn blocks_are_copied_and_bad_pairs_counted() {
         want.copy_within(block..2 * block, 4 * block);
         assert!(gpu.down(&device) == want);
         assert_eq!(gpu.down(&status), [4]);
+    }
+}
+
+#[test]
+fn copies_are_checked_on_the_host() {
+    let check = |pairs: &[i32]| check_copies(pairs, 6);
+    for fine in [&[][..], &[0, 3, 0, 4], &[5, 5], &[-1, 9, 9, -1, 0, 1], &[2, 2, 0, 1], &[0, 1, 1, 1]] {
+        assert_eq!(check(fine), Ok(()), "{fine:?}");
+    }
+    assert!(matches!(check(&[0, 1, 2]), Err(Error::Length { what: "pairs", expected: 2, got: 3 })));
+    for bad in [[0, 6], [6, 0], [-2, 0], [0, i32::MIN], [6, 6]] {
+        assert!(matches!(check(&bad), Err(Error::OutOfRange { limit: 6, .. })), "{bad:?}");
+    }
+    for bad in [[0, 3, 1, 3], [0, 3, 0, 3], [1, 2, 2, 3], [0, 1, 1, 0]] {
+        assert!(matches!(check(&bad), Err(Error::Unsupported { what: "copies", .. })), "{bad:?}");
     }
 }
 
@@ -378,7 +393,7 @@ fn pages_cost_their_bytes() {
                 (&numbers).into(),
                 ends,
                 Order::Row,
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             gpu.down(&status);
@@ -404,7 +419,7 @@ fn pages_cost_their_bytes() {
                 &GatherInputs::default(),
                 &mut k.view_mut(shape),
                 &mut v.view_mut(shape),
-                &mut (&mut status).into(),
+                (&mut status).into(),
             )
             .unwrap();
             gpu.down(&status);
@@ -419,12 +434,45 @@ fn pages_cost_their_bytes() {
             gpu.raw(),
             &mut PagesMut::new(&mut device, heads, format).unwrap(),
             (&pairs).into(),
-            &mut (&mut status).into(),
+            (&mut status).into(),
         )
         .unwrap();
         gpu.down(&status);
         let parts = (heads * bytes).div_ceil(8192);
         crate::cost(simulator, 2 * heads * bytes + parts * 128 * 8, &format!("copy {what}"));
+    }
+}
+
+/// Both sections of a 4-bit page, codes and pairs, from row order to fragment order: what closes a tile does this after the fit.
+#[test]
+fn pages_pack_with_few_shuffles() {
+    let gpu = Gpu::new();
+    let Some(simulator) = gpu.simulator else { return };
+    for dim in [64, 80, 128, 256] {
+        let token = Affine::per_token(Bits::B4, 32);
+        for (key, counted) in [(token, true), (Affine::per_channel(Bits::B4, 64), false)] {
+            let format = PageFormat::new(key.into(), key.into(), dim, dim).unwrap();
+            let mut memory = gpu.zeros::<u8>(format.layout().page_bytes);
+            let (list, numbers) = (gpu.zeros::<u8>(format.layout().page_bytes), gpu.zeros::<i64>(1));
+            let mut status = up_status(&gpu);
+            simulator.take_stats();
+            convert_pages(
+                &gpu.device,
+                gpu.raw(),
+                &mut PagesMut::new(&mut memory, 1, format).unwrap(),
+                Order::Fragment,
+                (&numbers).into(),
+                PageList::Import((&list).into()),
+                Order::Row,
+                (&mut status).into(),
+            )
+            .unwrap();
+            gpu.stream.synchronize().unwrap();
+            let what = format!("{key:?} {dim}");
+            let n = crate::quantize::shuffles(simulator, &what);
+            assert!(n <= 12.0, "{what}: {n} shuffles a warp");
+            assert!(n > 0.0 || !counted, "{what}: {n} shuffles a warp");
+        }
     }
 }
 
@@ -469,7 +517,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
     let mut copy = |n: usize, statuses: usize| {
         let mut pool = PagesMut::new(&mut memory, 2, format).unwrap();
         let mut s = status.slice_mut(..statuses);
-        copy_blocks(&gpu.device, gpu.raw(), &mut pool, (&table.slice(..n)).into(), &mut (&mut s).into())
+        copy_blocks(&gpu.device, gpu.raw(), &mut pool, (&table.slice(..n)).into(), (&mut s).into())
     };
     assert!(matches!(copy(3, 1), Err(Error::Length { what: "pairs", .. })));
     assert!(matches!(copy(2, 2), Err(Error::Length { what: "status", .. })));
@@ -489,7 +537,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
             (&numbers).into(),
             list,
             Order::Row,
-            &mut (&mut s).into(),
+            (&mut s).into(),
         )
     };
     assert!(matches!(go(2, 0, bytes), Err(Error::Length { what: "list", .. })));
@@ -517,7 +565,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
                 &inputs,
                 &mut k.view_mut(shape(tokens)),
                 &mut v.view_mut(shape(tokens)),
-                &mut (&mut s).into(),
+                (&mut s).into(),
             )
         };
     let none = GatherInputs::default();

@@ -332,6 +332,58 @@ fn rotation_and_fits_meet_no_bank_twice() {
     }
 }
 
+/// Shuffles that a warp of the one launch since the last look executed.
+pub(crate) fn shuffles(simulator: ptxsim::testing::Simulator, what: &str) -> f64 {
+    let stats = simulator.take_stats();
+    assert_eq!(stats.len(), 1, "{what}");
+    let s = &stats[0];
+    let warps = s.grid.iter().chain(&s.block).map(|n| u64::from(*n)).product::<u64>() / 32;
+    s.classes.get(&ptxsim::stats::Class::Shuffle).map_or(0, |c| c[0]) as f64 / warps as f64
+}
+
+/// Packing 4-bit codes takes at most 12 shuffles a warp: codes for given pairs need no other, so every one is of the pack.
+/// A block has one unit here. (`pages_pack_with_few_shuffles` counts those of the pairs.)
+#[test]
+fn the_4_bit_pack_takes_few_shuffles() {
+    let gpu = Gpu::new();
+    let Some(simulator) = gpu.simulator else { return };
+    let mut random = Random::new(12);
+    let orders = [CodeOrder::Rows, CodeOrder::Fragments(Operand::Key), CodeOrder::Fragments(Operand::Value)];
+    for dim in [64, 80, 128, 256] {
+        for (axis, group) in
+            [(Axis::PerToken, 32), (Axis::PerToken, 64), (Axis::PerChannel, 32), (Axis::PerChannel, 64)]
+        {
+            for order in orders {
+                let dims = [64, 2, dim];
+                let x = Host::new(Dtype::F16, &random.normals(dims.iter().product())).up(&gpu);
+                let f = match axis {
+                    Axis::PerToken => Affine::per_token(Bits::B4, group),
+                    Axis::PerChannel => Affine::per_channel(Bits::B4, group),
+                };
+                let count = code_lengths(dims, 64, &f, CodeOrder::Rows).unwrap().pairs;
+                let pairs = gpu.up(&vec![0.25f32; 2 * count]);
+                let mut codes = gpu.zeros::<u8>(code_lengths(dims, 64, &f, order).unwrap().codes);
+                let view = x.view(crate::contiguous(dims));
+                simulator.take_stats();
+                let (p, c) = ((&pairs).into(), (&mut codes).into());
+                quantize_with(&gpu.device, gpu.raw(), &view, f.bits, group, axis, p, order, c).unwrap();
+                gpu.stream.synchronize().unwrap();
+                let what = format!("{axis:?} {group} {order:?} {dim}");
+                let n = shuffles(simulator, &what);
+                assert!(n <= 12.0, "{what}: {n} shuffles a warp");
+                // A fit does shuffle, so they are counted.
+                let mut pairs = gpu.zeros::<u32>(code_lengths(dims, 64, &f, order).unwrap().pairs);
+                let (c, p) = ((&mut codes).into(), (&mut pairs).into());
+                quantize(&gpu.device, gpu.raw(), &view, &f, order, c, p, None).unwrap();
+                gpu.stream.synchronize().unwrap();
+                let all = shuffles(simulator, &what);
+                println!("{what}: {n} shuffles a warp, {all} with the fit");
+                assert!(all > n, "{what}: {all} shuffles a warp with the fit");
+            }
+        }
+    }
+}
+
 #[test]
 fn wrong_arguments_start_nothing() {
     let gpu = Gpu::new();

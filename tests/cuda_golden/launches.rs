@@ -7,11 +7,11 @@ use crate::report::Report;
 use crate::views::View;
 use cudarc::driver::CudaSlice;
 use half::{bf16, f16};
+use qkv::cuda::DeviceSlice;
 use qkv::cuda::launch::{
     CodeOrder, DevicePairs, code_lengths, dequantize, fp8_absmax, fp8_absmax_workspace, fp8_decode,
     fp8_encode, quantize, quantize_with,
 };
-use qkv::cuda::{DeviceSlice, DeviceSliceMut};
 use qkv::quant::fp8::{self, Fp8Tensor};
 use qkv::quant::{self, Pairs, Quantized, unpack};
 use qkv::{Axis, Bits, Dtype, Error, Fit, Fp8, Granularity};
@@ -305,8 +305,8 @@ impl Functions for Launches {
                 let cpu = fp8::scales(&x.thd(dims), format).unwrap();
                 let mut scales = self.gpu.zeros::<f32>(cpu.len());
                 let mut work = self.gpu.zeros::<u32>(fp8_absmax_workspace(shape, format.granularity).max(1));
-                let (mut s, mut w) = (DeviceSliceMut::from(&mut scales), DeviceSliceMut::from(&mut work));
-                fp8_absmax(device, self.gpu.raw(), &from, format, &mut s, &mut w).unwrap();
+                let (s, w) = ((&mut scales).into(), (&mut work).into());
+                fp8_absmax(device, self.gpu.raw(), &from, format, s, w).unwrap();
                 let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
                 self.same(&bits(&self.gpu.down(&scales)), &bits(&cpu), || format!("scales, {dims:?}"));
                 scales
@@ -314,9 +314,9 @@ impl Functions for Launches {
         };
         let (mut bytes, mut lost) =
             (self.gpu.up(&vec![0xa5u8; dims.iter().product()]), self.gpu.zeros::<u64>(1));
-        let (mut b, mut l) = (DeviceSliceMut::from(&mut bytes), DeviceSliceMut::from(&mut lost));
+        let (b, l) = ((&mut bytes).into(), (&mut lost).into());
         let given = DeviceSlice::from(&scales);
-        fp8_encode(device, self.gpu.raw(), &from, format, given, &mut b, Some(&mut l)).unwrap();
+        fp8_encode(device, self.gpu.raw(), &from, format, given, b, Some(l)).unwrap();
         let (bytes, scales) = (self.gpu.down(&bytes), self.gpu.down(&scales));
         let cpu = fp8::encode(&x.thd(dims), format, Some(&scales)).unwrap();
         self.same(&bytes, cpu.bytes(), || format!("bytes, {dims:?}, {format:?}, {:?}", x.dtype()));

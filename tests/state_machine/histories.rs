@@ -1,9 +1,9 @@
 //! Open, append, truncate, fork, prefix, reorder, clear, close and cancel in random order.
 
-use super::model::*;
-use qkv::cache::{Batch, PagePool, Prefix, Seat};
+use crate::machine::Machine;
+use crate::model::*;
+use qkv::cache::{Batch, Prefix, Seat};
 use qkv::*;
-use rayon::prelude::*;
 use std::collections::HashSet;
 use std::rc::Rc;
 
@@ -11,31 +11,33 @@ const SEQUENCES: usize = 4;
 const MAX_TOKENS: usize = 704;
 
 /// Runs one layer's append or prefill for all sequences of an open step.
-fn feed(cache: &mut PagedKvCache, layer: usize, rows: &[Token], prefill: bool) {
+fn feed<M: Machine>(m: &M, cache: &mut PagedKvCache<M::B>, layer: usize, rows: &[Token], prefill: bool) {
     let (k, v) = layer_rows(rows, layer);
     let dims = [rows.len(), HEADS, DIM];
-    let (kt, vt) = (TensorRef::thd(&k, dims).unwrap(), TensorRef::thd(&v, dims).unwrap());
-    if prefill {
-        let mut out = vec![0f32; k.len()];
-        let mut out = TensorMut::thd(&mut out, dims).unwrap();
-        cache.prefill(layer, &kt, &kt, &vt, &AttendParams::new(), &mut out, None).unwrap();
+    let (k, v) = (m.input(&k), m.input(&v));
+    let (kt, vt) = (M::view(&k, dims), M::view(&v, dims));
+    if prefill && M::ATTENDS {
+        let mut out = m.output(rows.len() * HEADS * DIM);
+        let mut out = M::view_mut(&mut out, dims);
+        cache.prefill(layer, &kt, &kt, &vt, &M::params(), &mut out, None).unwrap();
     } else {
         cache.append(layer, &kt, &vt).unwrap();
     }
 }
 
-struct History {
+struct History<'m, M: Machine> {
+    machine: &'m M,
     rng: Rng,
     rules: Rules,
-    cache: PagedKvCache,
+    cache: PagedKvCache<M::B>,
     live: Vec<(Seat, Model)>,
-    prefixes: Vec<(Prefix, Model)>,
+    prefixes: Vec<(Prefix<M::B>, Model)>,
     requantized: u64,
     most_closed: usize,
 }
 
-impl History {
-    fn new(seed: u64) -> Self {
+impl<'m, M: Machine> History<'m, M> {
+    fn new(machine: &'m M, seed: u64) -> Self {
         let mut rng = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
         let residual = [None, Some(0), Some(32), Some(64), Some(128)][rng.below(5)];
         let sinks = if residual.is_some() { [0, 4][rng.below(2)] } else { 0 };
@@ -44,9 +46,8 @@ impl History {
             |rng: &mut Rng| Stored { bits, group: 32, per_channel: residual.is_some() && rng.below(2) == 0 };
         let rules = Rules { residual, sinks, key: stored(&mut rng), value: stored(&mut rng) };
         let config = rules.config(SEQUENCES, MAX_TOKENS);
-        let pool = PagePool::new(&config, SEQUENCES * 12 + 8).unwrap();
-        let cache = PagedKvCache::new(config, pool).unwrap();
-        Self { rng, rules, cache, live: vec![], prefixes: vec![], requantized: 0, most_closed: 0 }
+        let cache = machine.paged(config, SEQUENCES * 12 + 8).unwrap();
+        Self { machine, rng, rules, cache, live: vec![], prefixes: vec![], requantized: 0, most_closed: 0 }
     }
 
     fn pick(&mut self) -> Option<usize> {
@@ -76,12 +77,12 @@ impl History {
         self.cache.begin_step(&Batch::new(&seats, &starts)).unwrap();
         let layers = if self.rng.below(2) == 0 { [0, 1] } else { [1, 0] };
         let prefill = self.rng.below(3) == 0;
-        feed(&mut self.cache, layers[0], &rows, prefill);
+        feed(self.machine, &mut self.cache, layers[0], &rows, prefill);
         if self.rng.below(12) == 0 {
             self.cancel(&chosen, &rows, &starts, layers[0]);
             return;
         }
-        feed(&mut self.cache, layers[1], &rows, prefill);
+        feed(self.machine, &mut self.cache, layers[1], &rows, prefill);
         for (i, &m) in chosen.iter().enumerate() {
             let model = &mut self.live[m].1;
             model.append(&self.rules, &rows[starts[i] as usize..starts[i + 1] as usize]);
@@ -202,7 +203,13 @@ impl History {
 
     fn check(&self, what: &str) {
         for (i, (seat, model)) in self.live.iter().enumerate() {
-            check(&self.cache, *seat, model, &format!("{what}, sequence {i}, {:?}", self.rules));
+            check(
+                self.machine,
+                &self.cache,
+                *seat,
+                model,
+                &format!("{what}, sequence {i}, {:?}", self.rules),
+            );
         }
         let owners = self.live.iter().map(|l| &l.1).chain(self.prefixes.iter().map(|p| &p.1));
         let blocks: HashSet<*const ()> = owners.flat_map(|m| m.blocks.iter().map(Rc::as_ptr)).collect();
@@ -223,28 +230,27 @@ impl History {
     }
 }
 
-#[test]
-fn a_thousand_random_histories_equal_the_model() {
-    let histories = 1000;
-    let most_closed: Vec<usize> = (1..=histories)
-        .into_par_iter()
-        .map(|seed| {
-            let mut h = History::new(seed);
-            let seat = h.cache.open().unwrap();
-            h.live.push((seat, Model::default()));
-            let acts = 14 + h.rng.below(14);
-            for act in 0..acts {
-                h.act();
-                if act % 5 == 4 || act + 1 == acts {
-                    h.check(&format!("history {seed}, act {act}"));
-                }
-            }
-            h.most_closed
-        })
-        .collect();
+/// One history; returns the most tiles that a sequence closed.
+pub(crate) fn run<M: Machine>(machine: &M, seed: u64) -> usize {
+    let mut h = History::new(machine, seed);
+    let seat = h.cache.open().unwrap();
+    h.live.push((seat, Model::default()));
+    let acts = 14 + h.rng.below(14);
+    for act in 0..acts {
+        h.act();
+        if act % 5 == 4 || act + 1 == acts {
+            h.check(&format!("history {seed}, act {act}"));
+        }
+    }
+    h.most_closed
+}
+
+/// Enough of the histories closed tiles.
+pub(crate) fn report(most_closed: &[usize]) {
+    let histories = most_closed.len();
     let one = most_closed.iter().filter(|n| **n >= 1).count();
     let five = most_closed.iter().filter(|n| **n >= 5).count();
     println!("{histories} histories: {one} closed a tile, {five} closed five");
-    assert!(one * 10 >= most_closed.len() * 9, "only {one} of {histories} histories closed a tile");
-    assert!(five * 2 >= most_closed.len(), "only {five} of {histories} histories closed five tiles");
+    assert!(one * 10 >= histories * 9, "only {one} of {histories} histories closed a tile");
+    assert!(five * 2 >= histories, "only {five} of {histories} histories closed five tiles");
 }

@@ -1,5 +1,6 @@
 //! The model: a sequence is a `Vec` of tokens.
 
+use crate::machine::Machine;
 use half::f16;
 use qkv::*;
 use std::rc::Rc;
@@ -244,25 +245,35 @@ pub(crate) fn layer_rows(tokens: &[Token], layer: usize) -> (Vec<f32>, Vec<f32>)
 }
 
 /// Everything a sequence holds, `[layer][K, V]`.
-pub(crate) fn contents(cache: &PagedKvCache, seat: cache::Seat) -> Vec<[Vec<f32>; 2]> {
+pub(crate) fn contents<M: Machine>(
+    m: &M,
+    cache: &PagedKvCache<M::B>,
+    seat: cache::Seat,
+) -> Vec<[Vec<f32>; 2]> {
     let n = cache.len(seat).unwrap();
     (0..LAYERS)
         .map(|layer| {
-            let (mut k, mut v) = (vec![f32::NAN; n * HEADS * DIM], vec![f32::NAN; n * HEADS * DIM]);
+            let (mut k, mut v) = (m.output(n * HEADS * DIM), m.output(n * HEADS * DIM));
             let dims = [n, HEADS, DIM];
-            let mut ko = TensorMut::thd(&mut k, dims).unwrap();
-            let mut vo = TensorMut::thd(&mut v, dims).unwrap();
-            cache.dequantize(layer, seat, &mut ko, &mut vo).unwrap();
-            [k, v]
+            cache
+                .dequantize(layer, seat, &mut M::view_mut(&mut k, dims), &mut M::view_mut(&mut v, dims))
+                .unwrap();
+            [m.read(k), m.read(v)]
         })
         .collect()
 }
 
 /// Compares a sequence with its model, bit for bit.
-pub(crate) fn check(cache: &PagedKvCache, seat: cache::Seat, model: &Model, what: &str) {
+pub(crate) fn check<M: Machine>(
+    m: &M,
+    cache: &PagedKvCache<M::B>,
+    seat: cache::Seat,
+    model: &Model,
+    what: &str,
+) {
     assert_eq!(cache.len(seat).unwrap(), model.tokens.len(), "{what}: length");
     assert_eq!(cache.packed_len(seat).unwrap(), model.packed, "{what}: packed length");
-    for (layer, [k, v]) in contents(cache, seat).iter().enumerate() {
+    for (layer, [k, v]) in contents(m, cache, seat).iter().enumerate() {
         let (mk, mv) = layer_rows(&model.tokens, layer);
         for (name, got, want) in [("key", k, mk), ("value", v, mv)] {
             if let Some(i) = (0..want.len()).find(|i| got[*i].to_bits() != want[*i].to_bits()) {

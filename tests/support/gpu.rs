@@ -4,7 +4,7 @@ use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use half::{bf16, f16};
 use ptxsim::testing::{Simulator, ensure_driver};
 use qkv::cuda::{Device, DeviceTensor, DeviceTensorMut, RawStream};
-use qkv::{Data, Dtype, Shape};
+use qkv::{Data, DataMut, Dtype, Shape};
 use std::sync::Arc;
 
 /// A device and a stream of its own.
@@ -81,6 +81,10 @@ impl Host {
     }
 
     pub(crate) fn data(&self) -> Data<'_> {
+        each!(self, Host, x => x.into())
+    }
+
+    pub(crate) fn data_mut(&mut self) -> DataMut<'_> {
         each!(self, Host, x => x.into())
     }
 

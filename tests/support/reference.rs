@@ -32,6 +32,11 @@ impl Problem<'_> {
 
     /// Output `[queries][query_heads][value_dim]` and LSE `[queries][query_heads]`.
     pub(crate) fn solve(&self) -> (Vec<f64>, Vec<f64>) {
+        self.solve_rounded(|x| x)
+    }
+
+    /// The same with every weight (of at most 1) rounded.
+    pub(crate) fn solve_rounded(&self, round: impl Fn(f64) -> f64) -> (Vec<f64>, Vec<f64>) {
         let queries = self.q.len() / (self.query_heads * self.key_dim);
         let tokens = self.k.len() / (self.kv_heads * self.key_dim);
         let (mut out, mut lse) = (Vec::new(), Vec::new());
@@ -60,7 +65,7 @@ impl Problem<'_> {
                 let mut row = vec![0f64; self.value_dim];
                 for (t, s) in &seen {
                     let v = &self.v[(t * self.kv_heads + kv) * self.value_dim..][..self.value_dim];
-                    let p = (s - max).exp() / sum;
+                    let p = round((s - max).exp()) / sum;
                     row.iter_mut().zip(v).for_each(|(o, v)| *o += p * v);
                 }
                 out.extend(row);

@@ -20,6 +20,7 @@ use crate::options::Options;
 use crate::stats::Stats;
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW, Symbol};
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_char};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -254,6 +255,11 @@ impl Simulator {
             panic!("{kernel} ran with counters off (PTXSIM_OPTIONS=checks=off, or the options of the test)");
         }
         all
+    }
+
+    /// How often this thread called each function of the driver since the last call.
+    pub fn take_calls(&self) -> BTreeMap<String, u64> {
+        self.text(|out| self.function::<extern "C" fn(*mut *mut c_char) -> i32>(c"ptxsim_take_calls")(out))
     }
 
     /// Faults in launches that this thread submitted, since the last call.

@@ -52,6 +52,10 @@ impl Toolkit {
         if std::env::var_os("CUDA_COMPUTE_CAP").is_none() {
             command.env("CUDA_COMPUTE_CAP", architectures);
         }
+        if std::env::var_os("QKV_KERNEL_CACHE").is_none() {
+            // Profiles and feature sets build in folders of their own; the images are the same.
+            command.env("QKV_KERNEL_CACHE", target().join("qkv-kernels"));
+        }
         command
     }
 }

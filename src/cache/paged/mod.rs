@@ -8,7 +8,7 @@ use super::batch::{Batch, SlotBatch};
 use super::state::{State, Stats};
 use super::step::{Seat, Step};
 use crate::backend::Backend;
-use crate::config::{AttendParams, CacheConfig};
+use crate::config::CacheConfig;
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
 use crate::layout::TILE;
@@ -53,8 +53,8 @@ use crate::tensor::Dtype;
 #[derive(Debug)]
 pub struct PagedKvCache<B: Backend = Cpu> {
     config: CacheConfig,
-    pub(super) state: State,
-    pub(super) backend: B,
+    pub(crate) state: State,
+    pub(crate) backend: B,
 }
 
 impl PagedKvCache {
@@ -63,7 +63,7 @@ impl PagedKvCache {
     /// # Errors
     /// As [`CacheConfig::validate`]; [`Error::Unsupported`] if the pool is for another configuration.
     pub fn new(config: CacheConfig, pool: PagePool) -> Result<Self> {
-        Self::on_backend(config, pool)
+        Self::on_backend((), config, pool)
     }
 }
 
@@ -72,7 +72,7 @@ impl<B: Backend> PagedKvCache<B> {
     ///
     /// # Errors
     /// As [`PagedKvCache::new`].
-    pub fn on_backend(config: CacheConfig, pool: PagePool) -> Result<Self> {
+    pub fn on_backend(context: B::Context, config: CacheConfig, pool: PagePool<B::Memory>) -> Result<Self> {
         config.validate()?;
         if pool.configuration_hash() != config.hash() || pool.block_bytes() != config.block_bytes()? {
             return Err(Error::Unsupported {
@@ -80,13 +80,13 @@ impl<B: Backend> PagedKvCache<B> {
                 got: format!("a pool of configuration {:016x}", pool.configuration_hash()),
                 why: format!(
                     "this cache is of configuration {:016x}; dims, heads, formats, sinks and static scales must be the \
-                     same, so use PagePool::new with this configuration",
+                     same, so make the pool with this configuration",
                     config.hash()
                 ),
             });
         }
         let state = State::new(&config, pool.blocks.clone());
-        let backend = B::new(&config, pool)?;
+        let backend = B::new(context, &config, pool)?;
         Ok(Self { config, state, backend })
     }
 
@@ -96,7 +96,7 @@ impl<B: Backend> PagedKvCache<B> {
     }
 
     /// The pool.
-    pub fn pool(&self) -> &PagePool {
+    pub fn pool(&self) -> &PagePool<B::Memory> {
         self.backend.pool()
     }
 
@@ -107,7 +107,15 @@ impl<B: Backend> PagedKvCache<B> {
     /// # Errors
     /// [`Error::Capacity`] if `max_sequences` are open.
     pub fn open(&mut self) -> Result<Seat> {
-        self.state.open()
+        let seat = self.state.open()?;
+        self.tell_lengths(seat)?;
+        Ok(seat)
+    }
+
+    /// Tells the backend a sequence's lengths after the state machine changed them.
+    pub(super) fn tell_lengths(&mut self, seat: Seat) -> Result<()> {
+        let s = &self.state.seats[seat.index()];
+        self.backend.set_lengths(seat, s.len, s.packed)
     }
 
     /// Ends a sequence; its blocks lose one owner.
@@ -123,7 +131,8 @@ impl<B: Backend> PagedKvCache<B> {
     /// # Errors
     /// [`Error::UnknownSeat`], [`Error::StepOpen`].
     pub fn clear(&mut self, seat: Seat) -> Result<()> {
-        self.state.clear(seat)
+        self.state.clear(seat)?;
+        self.tell_lengths(seat)
     }
 
     /// Tokens of a sequence. During a step this is the length before it, so it is the position of the first new
@@ -235,7 +244,12 @@ impl<B: Backend> PagedKvCache<B> {
     /// or `slot_mapping`; [`Error::Capacity`] beyond `max_tokens`; [`Error::MissingBlock`] for a tile that closes in this
     /// step and has no block.
     pub fn begin_step(&mut self, batch: &Batch<'_>) -> Result<()> {
-        self.state.begin_step(batch)
+        self.state.begin_step(batch)?;
+        self.begin_on_backend()
+    }
+
+    pub(crate) fn begin_on_backend(&mut self) -> Result<()> {
+        self.backend.begin(&self.state.step).inspect_err(|_| self.state.step.clear())
     }
 
     /// Opens a step of slots: direct mode with sequences that the caller places, no seats.
@@ -245,7 +259,8 @@ impl<B: Backend> PagedKvCache<B> {
     /// not where the block table puts its token, or in a block that a seat or a prefix owns; [`Error::Unsupported`] in
     /// windowed mode.
     pub fn begin_slots(&mut self, batch: &SlotBatch<'_>) -> Result<()> {
-        self.state.begin_slots(batch)
+        self.state.begin_slots(batch)?;
+        self.begin_on_backend()
     }
 
     /// Ends an open step with the old lengths. Layers that have appended are cut back as by
@@ -257,7 +272,23 @@ impl<B: Backend> PagedKvCache<B> {
         if !self.state.step.open {
             return Err(Error::StepOrder { layer: 0, problem: "no step is open, nothing to cancel".into() });
         }
+        if self.state.step.captured {
+            // Nothing has run.
+            self.state.step.clear();
+            return Ok(());
+        }
+        // Put back in any case: it owns the buffers.
         let step = std::mem::take(&mut self.state.step);
+        let cut = self.cut_back(&step);
+        self.state.step = step;
+        cut?;
+        let seats: Vec<Seat> = self.state.step.sequences.iter().filter_map(|s| s.seat).collect();
+        self.state.cancelled();
+        seats.into_iter().try_for_each(|seat| self.tell_lengths(seat))
+    }
+
+    /// The backend's part of a cancelled step: all layers hold the same again.
+    fn cut_back(&mut self, step: &Step) -> Result<()> {
         let any = step.done.iter().any(|d| *d);
         for (i, s) in step.sequences().iter().enumerate().filter(|_| any) {
             let Some(seat) = s.seat else { continue };
@@ -266,19 +297,17 @@ impl<B: Backend> PagedKvCache<B> {
                 match (done, decode) {
                     (true, Some((from, to))) if from < to => {
                         let block = step.table(i)[from / TILE];
-                        self.backend.decode_into_window(layer, seat, block, from, to);
+                        self.backend.decode_into_window(layer, seat, block, from, to)?;
                     }
                     (false, _) if packed > s.old_packed && self.config.residual.is_some() => {
                         let table = step.table(i);
-                        let clamped = self.backend.close_tiles(layer, seat, table, s.old_packed, packed);
+                        let clamped = self.backend.close_tiles(layer, seat, table, s.old_packed, packed)?;
                         self.state.stats.clamped_values += clamped;
                     }
                     _ => {}
                 }
             }
         }
-        self.state.step = step;
-        self.state.cancelled();
         Ok(())
     }
 
@@ -291,13 +320,13 @@ impl<B: Backend> PagedKvCache<B> {
     pub fn append(&mut self, layer: usize, k: &B::Tensor<'_>, v: &B::Tensor<'_>) -> Result<()> {
         self.state.may_append(layer)?;
         self.check_kv(self.state.step.input_rows, k, v)?;
-        self.append_checked(layer, k, v);
-        Ok(())
+        self.append_checked(layer, k, v)
     }
 
-    fn append_checked(&mut self, layer: usize, k: &B::Tensor<'_>, v: &B::Tensor<'_>) {
-        self.state.stats.clamped_values += self.backend.append(layer, &self.state.step, k, v);
+    fn append_checked(&mut self, layer: usize, k: &B::Tensor<'_>, v: &B::Tensor<'_>) -> Result<()> {
+        self.state.stats.clamped_values += self.backend.append(layer, &self.state.step, k, v)?;
         self.state.appended(layer);
+        Ok(())
     }
 
     /// Attention of the step's queries over everything stored, the new tokens included: `q` is
@@ -312,22 +341,21 @@ impl<B: Backend> PagedKvCache<B> {
         &mut self,
         layer: usize,
         q: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.state.may_attend(layer)?;
-        if !params.bidirectional.is_empty() {
+        if let Some(got) = B::bidirectional(params) {
             return Err(Error::Unsupported {
                 what: "bidirectional",
-                got: format!("{:?}", params.bidirectional),
+                got,
                 why: "ranges that see each other are for `prefill`; `attend` is causal".into(),
             });
         }
         self.check_query(self.state.step.input_rows, q, params, out, lse.as_ref())?;
         let mut lse = lse;
-        self.backend.attend(layer, &self.state.step, q, params, out, lse.as_mut());
-        Ok(())
+        self.backend.attend(layer, &self.state.step, q, params, out, lse.as_mut())
     }
 
     /// Attention over what was stored before this step plus all new tokens, exact, then one append: for prompts and
@@ -342,16 +370,15 @@ impl<B: Backend> PagedKvCache<B> {
         q: &B::Tensor<'_>,
         k: &B::Tensor<'_>,
         v: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &mut B::Output<'_>,
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.state.may_append(layer)?;
         self.check_prefill(self.state.step.input_rows, q, k, v, params, out, lse.as_ref())?;
         let mut lse = lse;
-        self.backend.prefill(layer, &self.state.step, q, k, v, params, out, lse.as_mut());
-        self.append_checked(layer, k, v);
-        Ok(())
+        self.backend.prefill(layer, &self.state.step, q, k, v, params, out, lse.as_mut())?;
+        self.append_checked(layer, k, v)
     }
 
     #[allow(clippy::too_many_arguments)]
@@ -361,18 +388,11 @@ impl<B: Backend> PagedKvCache<B> {
         q: &B::Tensor<'_>,
         k: &B::Tensor<'_>,
         v: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &B::Output<'_>,
         lse: Option<&B::Lse<'_>>,
     ) -> Result<()> {
         self.check_kv(rows, k, v)?;
-        if let Some(r) = params.bidirectional.iter().find(|r| r.0 >= r.1) {
-            return Err(Error::Unsupported {
-                what: "bidirectional",
-                got: format!("{r:?}"),
-                why: "a range is [start, end) with start < end".into(),
-            });
-        }
         self.check_query(rows, q, params, out, lse)
     }
 
@@ -388,7 +408,7 @@ impl<B: Backend> PagedKvCache<B> {
         &self,
         rows: usize,
         q: &B::Tensor<'_>,
-        params: &AttendParams<'_>,
+        params: &B::Params<'_>,
         out: &B::Output<'_>,
         lse: Option<&B::Lse<'_>>,
     ) -> Result<()> {
@@ -408,7 +428,7 @@ impl<B: Backend> PagedKvCache<B> {
         if let Some(got) = lse.map(B::lse_len).filter(|n| *n != rows * heads) {
             return Err(Error::Length { what: "lse", expected: rows * heads, got });
         }
-        params.check(heads)
+        B::check_params(params, heads)
     }
 
     // Counting
@@ -431,9 +451,12 @@ impl<B: Backend> PagedKvCache<B> {
         self.backend.scratch_bytes()
     }
 
-    /// Counters since construction.
+    /// Counters since construction. Some are counted on the device: reading them waits for the cache's stream, so it has no
+    /// place in a step. (A device that fails gives no count; every other call then says why.)
     pub fn stats(&self) -> Stats {
-        self.state.stats
+        let mut stats = self.state.stats;
+        stats.clamped_values += self.backend.clamped();
+        stats
     }
 
     /// The current (or last) step.

@@ -23,13 +23,13 @@ impl<B: Backend> PagedKvCache<B> {
             Cut::None => {}
             Cut::Decode { block, from, to } => {
                 for layer in 0..self.config.layers.len() {
-                    self.backend.decode_into_window(layer, seat, block, from, to);
+                    self.backend.decode_into_window(layer, seat, block, from, to)?;
                 }
             }
-            Cut::Copy { from, to } => self.backend.copy_block(from, to),
+            Cut::Copy { from, to } => self.backend.copy_block(from, to)?,
         }
         self.state.apply_cut(seat, len, cut);
-        Ok(())
+        self.tell_lengths(seat)
     }
 
     /// A second sequence with the same tokens: one more reference to each closed block, and a copy of window and sinks.
@@ -45,9 +45,10 @@ impl<B: Backend> PagedKvCache<B> {
             let _ = self.state.close(to);
         })?;
         if let Some((from, to)) = copied {
-            self.backend.copy_block(from, to);
+            self.backend.copy_block(from, to)?;
         }
-        self.backend.copy_seat(from, to);
+        self.backend.copy_seat(from, to)?;
+        self.tell_lengths(to)?;
         Ok(to)
     }
 
@@ -100,9 +101,10 @@ impl<B: Backend> PagedKvCache<B> {
             }
             let Some(to) = free.pop() else { break }; // as many free seats as further children
             if let Some((a, b)) = self.state.fork_into(parent, to)? {
-                self.backend.copy_block(a, b);
+                self.backend.copy_block(a, b)?;
             }
-            self.backend.copy_seat(parent, to);
+            self.backend.copy_seat(parent, to)?;
+            self.tell_lengths(to)?;
             seats[i] = to;
         }
         self.state.step.valid = false;
@@ -116,9 +118,12 @@ impl<B: Backend> PagedKvCache<B> {
     /// # Errors
     /// [`Error::UnknownSeat`], [`Error::StepOpen`], [`Error::BeyondLength`], [`Error::Released`].
     pub fn prefix(&mut self, seat: Seat, tokens: usize) -> Result<Prefix<B>> {
+        self.state.no_open_step()?;
+        self.state.seat(seat)?;
+        let snapshot = self.backend.snapshot(seat)?;
         let shared = self.state.share(seat, tokens)?;
         let (blocks, hash) = (self.state.blocks.clone(), self.config.hash());
-        Ok(Prefix { shared, snapshot: self.backend.snapshot(seat), blocks, hash })
+        Ok(Prefix { shared, snapshot, blocks, hash })
     }
 
     /// Starts a sequence from a prefix: shares its blocks, copies its sinks.
@@ -144,7 +149,8 @@ impl<B: Backend> PagedKvCache<B> {
         }
         let seat = self.state.open()?;
         self.state.adopt(seat, &prefix.shared);
-        self.backend.restore(seat, &prefix.snapshot);
+        self.backend.restore(seat, &prefix.snapshot)?;
+        self.tell_lengths(seat)?;
         Ok(seat)
     }
 

@@ -45,8 +45,7 @@ impl<B: Backend> PagedKvCache<B> {
         for (what, t, d) in [("keys", k_shape, c.key_dim), ("values", v_shape, c.value_dim)] {
             check_shape(what, t, [stored.len, c.kv_heads, d])?;
         }
-        self.backend.dequantize(layer, &stored, k, v);
-        Ok(())
+        self.backend.dequantize(layer, &stored, k, v)
     }
 
     /// A closed tile's page in row order with header and checksum, see [`page_io`](crate::cache::page_io).
@@ -74,8 +73,8 @@ impl<B: Backend> PagedKvCache<B> {
         if tile * TILE < s.released {
             return Err(Error::Released { what: "export_page", released: s.released, got: tile * TILE });
         }
-        let mean = self.backend.mean(layer, seat, head);
-        let payload = self.backend.read_page(layer, head, s.table[tile]);
+        let mean = self.backend.mean(layer, seat, head)?;
+        let payload = self.backend.read_page(layer, head, s.table[tile])?;
         let place = page_io::Place { layer, head, token: tile * TILE };
         Ok(page_io::write_page(self.config.hash(), &place, mean.as_deref(), &payload))
     }
@@ -95,7 +94,7 @@ impl<B: Backend> PagedKvCache<B> {
         })?;
         let page_io::Place { layer, head, token } = page.place;
         if let (Some(mean), true) = (&page.mean, token > 0) {
-            let held = self.backend.mean(layer, seat, head.min(self.config.kv_heads - 1));
+            let held = self.backend.mean(layer, seat, head.min(self.config.kv_heads - 1))?;
             let same = held
                 .as_ref()
                 .is_some_and(|h| h.iter().map(|x| x.to_bits()).eq(mean.iter().map(|x| x.to_bits())));
@@ -108,11 +107,15 @@ impl<B: Backend> PagedKvCache<B> {
             }
         }
         let block = self.state.import_target(seat, layer, head, token)?;
-        self.backend.write_page(layer, head, block, page.payload);
+        self.backend.write_page(layer, head, block, page.payload)?;
         if let Some(mean) = page.mean.filter(|_| token == 0) {
-            self.backend.set_mean(layer, seat, head, &mean);
+            self.backend.set_mean(layer, seat, head, &mean)?;
         }
-        Ok(self.state.imported(seat, layer, head))
+        let complete = self.state.imported(seat, layer, head);
+        if complete {
+            self.tell_lengths(seat)?;
+        }
+        Ok(complete)
     }
 
     /// The exact first tokens of a sequence (they are not in pages), with header and checksum.
@@ -122,7 +125,7 @@ impl<B: Backend> PagedKvCache<B> {
     pub fn export_sinks(&self, seat: Seat) -> Result<Vec<u8>> {
         self.state.no_open_step()?;
         self.state.seat(seat)?;
-        Ok(page_io::write_sinks(self.config.hash(), &self.backend.read_sinks(seat)))
+        Ok(page_io::write_sinks(self.config.hash(), &self.backend.read_sinks(seat)?))
     }
 
     /// Puts exported sinks into a sequence, before or after its pages.
@@ -135,7 +138,6 @@ impl<B: Backend> PagedKvCache<B> {
         let c = &self.config;
         let n = c.layers.len() * c.kv_heads * c.sinks * (c.key_dim + c.value_dim);
         let rows = page_io::read_sinks(c.hash(), bytes, n)?;
-        self.backend.write_sinks(seat, &rows);
-        Ok(())
+        self.backend.write_sinks(seat, &rows)
     }
 }

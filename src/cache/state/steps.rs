@@ -273,6 +273,9 @@ impl State {
             return;
         }
         self.step.open = false;
+        if self.step.captured {
+            return;
+        }
         for s in &self.step.sequences {
             let Some(seat) = s.seat else { continue };
             let state = &mut self.seats[seat.index()];

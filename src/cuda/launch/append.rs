@@ -6,7 +6,7 @@ use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream, check, parameters};
 use crate::error::{Error, Result};
 use crate::format::Format;
-use crate::layout::{OperandLayout, TILE};
+use crate::layout::{OperandLayout, PageLayout, TILE};
 use crate::quant::affine::MAX_GROUP;
 use crate::tensor::Dtype;
 
@@ -16,10 +16,12 @@ const THREADS: u32 = 128;
 const DIRECT_ROWS: usize = 8;
 
 /// Device memory of one layer of a cache. Elements of window and sinks are f16 or bf16, as
-/// [`CacheConfig::window_dtype`] says.
+/// [`CacheConfig::window_dtype`] says, given as their 16 bits: [`DeviceSliceMut::bits`] makes that of a slice of either.
+///
+/// What is empty has length 0, at any address. Rows (window, sinks, means) and pages are 16-byte aligned, scales 4-byte.
 #[derive(Debug)]
 pub struct LayerMemory<'a> {
-    /// Pages `[blocks, kv_heads]` of the layer, in fragment order, 16-byte aligned; zeros at first.
+    /// Pages `[blocks, kv_heads]` of [`page_bytes`] each, in fragment order; zeros at first.
     pub pages: DeviceSliceMut<'a, u8>,
     /// Keys' window, `[max_sequences, kv_heads, window_rows, key_dim]`; empty in direct mode.
     pub key_window: DeviceSliceMut<'a, u16>,
@@ -37,6 +39,23 @@ pub struct LayerMemory<'a> {
     pub value_scales: DeviceSlice<'a, f32>,
 }
 
+impl LayerMemory<'_> {
+    /// All of it is the device's, as far as that is known.
+    pub(super) fn home(&self, device: &Device) -> Result<()> {
+        let all = [
+            ("pages", self.pages.device()),
+            ("key_window", self.key_window.device()),
+            ("value_window", self.value_window.device()),
+            ("key_sinks", self.key_sinks.device()),
+            ("value_sinks", self.value_sinks.device()),
+            ("means", self.means.device()),
+            ("key_scales", self.key_scales.device()),
+            ("value_scales", self.value_scales.device()),
+        ];
+        check::home(device, all)
+    }
+}
+
 /// Bytes of a page of a layer: one kv head, 64 tokens.
 ///
 /// # Errors
@@ -46,7 +65,7 @@ pub fn page_bytes(config: &CacheConfig, layer: usize) -> Result<usize> {
     Ok(config.page_layout(layer_of(config, layer)?).page_bytes)
 }
 
-fn layer_of(config: &CacheConfig, layer: usize) -> Result<&LayerConfig> {
+pub(super) fn layer_of(config: &CacheConfig, layer: usize) -> Result<&LayerConfig> {
     let limit = config.layers.len();
     config.layers.get(layer).ok_or(Error::OutOfRange { what: "layer", got: layer as i64, limit })
 }
@@ -63,7 +82,38 @@ fn shared_bytes(l: &LayerConfig, at: [&OperandLayout; 2], rows: usize) -> (usize
     (k.0.max(v.0), k.1.max(v.1), k.2.max(v.2))
 }
 
-fn rows_of(
+/// Element type of exact rows. Direct mode has none.
+pub(super) fn window_dtype(c: &CacheConfig) -> Result<u32> {
+    match c.window_dtype {
+        Dtype::F16 => Ok(QKV_F16),
+        Dtype::Bf16 => Ok(QKV_BF16),
+        Dtype::F32 if c.residual.is_none() => Ok(QKV_F16),
+        Dtype::F32 => Err(Error::Unsupported {
+            what: "window_dtype",
+            got: "F32".into(),
+            why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
+        }),
+    }
+}
+
+/// Blocks of a layer's pages.
+fn blocks_of(memory: &LayerMemory<'_>, block_bytes: usize) -> Result<usize> {
+    if !memory.pages.len().is_multiple_of(block_bytes) {
+        return Err(Error::Length {
+            what: "pages (whole blocks)",
+            expected: block_bytes,
+            got: memory.pages.len(),
+        });
+    }
+    let blocks = memory.pages.len() / block_bytes;
+    check::count("blocks", blocks)?;
+    if blocks > 0 {
+        check::address("pages", memory.pages.address(), 16)?;
+    }
+    Ok(blocks)
+}
+
+pub(super) fn rows_of(
     what: &'static str,
     memory: &DeviceSliceMut<'_, u16>,
     c: &CacheConfig,
@@ -88,12 +138,114 @@ fn scales_of(what: &'static str, memory: DeviceSlice<'_, f32>, f: &Format, heads
     Ok(memory.address())
 }
 
+/// A layer's memory as kernels take it.
+#[derive(Debug)]
+pub(super) struct LayerParts {
+    pub(super) pages: PageLayout,
+    pub(super) blocks: usize,
+    pub(super) window: [u64; 2],
+    pub(super) sink: [u64; 2],
+    pub(super) scales: [u64; 2],
+    pub(super) means: u64,
+    /// `QKV_F16` or `QKV_BF16`.
+    pub(super) window_dtype: u32,
+}
+
+impl LayerParts {
+    /// Checks sizes and alignment of everything.
+    pub(super) fn new(c: &CacheConfig, l: &LayerConfig, memory: &LayerMemory<'_>) -> Result<Self> {
+        let pages = c.page_layout(l);
+        let blocks = blocks_of(memory, pages.page_bytes * c.kv_heads)?;
+        let window_dtype = window_dtype(c)?;
+        let window = c.window_rows();
+        Ok(Self {
+            pages,
+            blocks,
+            window: [
+                rows_of("key_window", &memory.key_window, c, window, c.key_dim)?,
+                rows_of("value_window", &memory.value_window, c, window, c.value_dim)?,
+            ],
+            sink: [
+                rows_of("key_sinks", &memory.key_sinks, c, c.sinks, c.key_dim)?,
+                rows_of("value_sinks", &memory.value_sinks, c, c.sinks, c.value_dim)?,
+            ],
+            scales: [
+                scales_of("key_scales", memory.key_scales, &l.key, c.kv_heads)?,
+                scales_of("value_scales", memory.value_scales, &l.value, c.kv_heads)?,
+            ],
+            means: rows_of("means", &memory.means, c, usize::from(l.key.centered()), c.key_dim)?,
+            window_dtype,
+        })
+    }
+}
+
 /// Stores new keys and values `[rows, kv_heads, dim]` of a batch in one layer, in one launch: closes every tile that the step
 /// completes (fit, codes, pairs, in fragment order), then writes window and sink rows; in direct mode each token goes to its slot.
 /// `batch` and `memory` are those of [`begin_step`](super::begin_step), which comes before on the same stream.
 ///
 /// Pages, window and sinks have the CPU backend's bits. A graph that holds this launch can be replayed while sequences grow, as
 /// long as the batch has as many sequences and rows.
+///
+/// All memory is the caller's; addresses are enough:
+///
+/// ```no_run
+/// use half::f16;
+/// use qkv::cuda::launch::{self, DeviceBatch, LayerMemory, STATUS_WORDS, STEP_WORDS, StepMemory};
+/// use qkv::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream};
+/// use qkv::{Bits, CacheConfig};
+///
+/// /// Device addresses, of whatever made them.
+/// struct Engine {
+///     pages: u64, rows: [u64; 4], lengths: u64, step: u64, status: u64,
+///     seats: u64, query_start: u64, tables: u64, k: u64, v: u64, stream: *mut std::ffi::c_void,
+/// }
+///
+/// /// Two sequences, in seats 0 and 1, with 200 and 7 new tokens.
+/// fn step(e: &Engine) -> qkv::Result<()> {
+///     let (kv_heads, dim, blocks, rows, sequences) = (8, 128, 32, 207, 2);
+///     // Window and sinks are f16, groups of 64; a table has 1024 / 64 = 16 blocks.
+///     let config = CacheConfig::new(1, kv_heads, dim).with_bits(Bits::B4).with_capacity(16, 1024);
+///     let seats = config.max_sequences * kv_heads;
+///     let (window, sinks) = (seats * config.window_rows() * dim, seats * config.sinks * dim);
+///     let pages = blocks * kv_heads * launch::page_bytes(&config, 0)?;
+///     // SAFETY: device memory of these lengths, which no other stream touches until this one has done the step.
+///     unsafe fn at<T>(address: u64, len: usize) -> DeviceSliceMut<'static, T> {
+///         unsafe { DeviceSliceMut::from_raw(address, len) }
+///     }
+///     unsafe {
+///         let stream = RawStream::from_raw(e.stream);
+///         let batch = DeviceBatch::seats(
+///             DeviceSlice::from_raw(e.seats, sequences),
+///             DeviceSlice::from_raw(e.query_start, sequences + 1), // 0, 200, 207
+///             DeviceSlice::from_raw(e.tables, sequences * 16),
+///             rows,
+///         );
+///         let mut step = StepMemory {
+///             lengths: at(e.lengths, 2 * config.max_sequences),
+///             step: at(e.step, STEP_WORDS * sequences),
+///             slots: at(0, 0),
+///             status: at(e.status, STATUS_WORDS),
+///         };
+///         let mut layer = LayerMemory {
+///             pages: at(e.pages, pages),
+///             key_window: at(e.rows[0], window),
+///             value_window: at(e.rows[1], window),
+///             key_sinks: at(e.rows[2], sinks),
+///             value_sinks: at(e.rows[3], sinks),
+///             means: at(0, 0),
+///             key_scales: DeviceSlice::from_raw(0, 0),
+///             value_scales: DeviceSlice::from_raw(0, 0),
+///         };
+///         let input = |address| DeviceSlice::<f16>::from_raw(address, rows * kv_heads * dim);
+///         let k = DeviceTensor::thd(input(e.k), [rows, kv_heads, dim])?;
+///         let v = DeviceTensor::thd(input(e.v), [rows, kv_heads, dim])?;
+///         let device = Device::new(0)?;
+///         launch::begin_step(&device, stream, &config, blocks, &batch, &mut step)?;
+///         // Once for every layer, with its memory.
+///         launch::append(&device, stream, &config, 0, &k, &v, &batch, &mut layer, &mut step)
+///     }
+/// }
+/// ```
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
@@ -120,38 +272,16 @@ pub fn append(
         return Ok(());
     }
     check::count("rows", rows)?;
+    check::home(device, [("k", k.device()), ("v", v.device())])?;
+    memory.home(device)?;
+    step.home(device)?;
+    batch.home(device)?;
     step.check(c, sequences, rows)?;
     let direct = c.residual.is_none();
-    let window_dtype = match c.window_dtype {
-        Dtype::F16 => QKV_F16,
-        Dtype::Bf16 => QKV_BF16,
-        Dtype::F32 if direct => QKV_F16,
-        Dtype::F32 => {
-            return Err(Error::Unsupported {
-                what: "window_dtype",
-                got: "F32".into(),
-                why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
-            });
-        }
-    };
-    let pages = c.page_layout(l);
-    let block_bytes = pages.page_bytes * c.kv_heads;
-    if !memory.pages.len().is_multiple_of(block_bytes) {
-        return Err(Error::Length {
-            what: "pages (whole blocks)",
-            expected: block_bytes,
-            got: memory.pages.len(),
-        });
-    }
-    let blocks = memory.pages.len() / block_bytes;
-    check::count("blocks", blocks)?;
-    if blocks > 0 {
-        check::address("pages", memory.pages.address(), 16)?;
-    }
+    let parts = LayerParts::new(c, l, memory)?;
+    let (pages, blocks) = (parts.pages, parts.blocks);
     let width = batch.table_width()?;
     check::address("block_tables", batch.block_tables().address(), 4)?;
-    let means = rows_of("means", &memory.means, c, usize::from(l.key.centered()), c.key_dim)?;
-    let window = c.window_rows();
     let tile_rows = if direct { DIRECT_ROWS } else { TILE };
     for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
         if f.as_affine().is_some_and(|a| a.group > MAX_GROUP) {
@@ -179,19 +309,10 @@ pub fn append(
         input: [k.parameters(), v.parameters()],
         format: [parameters::format(&l.key), parameters::format(&l.value)],
         at: [parameters::operand(&pages.key, false), parameters::operand(&pages.value, true)],
-        window: [
-            rows_of("key_window", &memory.key_window, c, window, c.key_dim)?,
-            rows_of("value_window", &memory.value_window, c, window, c.value_dim)?,
-        ],
-        sink: [
-            rows_of("key_sinks", &memory.key_sinks, c, c.sinks, c.key_dim)?,
-            rows_of("value_sinks", &memory.value_sinks, c, c.sinks, c.value_dim)?,
-        ],
-        scales: [
-            scales_of("key_scales", memory.key_scales, &l.key, c.kv_heads)?,
-            scales_of("value_scales", memory.value_scales, &l.value, c.kv_heads)?,
-        ],
-        means,
+        window: parts.window,
+        sink: parts.sink,
+        scales: parts.scales,
+        means: parts.means,
         pages: memory.pages.address(),
         step: step.step.address(),
         block_tables: batch.block_tables().address(),
@@ -203,9 +324,9 @@ pub fn append(
         table_width: width as u32,
         blocks: blocks as u32,
         page_bytes: pages.page_bytes as u32,
-        window_rows: window as u32,
+        window_rows: c.window_rows() as u32,
         sinks: c.sinks as u32,
-        window_dtype,
+        window_dtype: parts.window_dtype,
         direct: u32::from(direct),
         tile_bytes: tile_bytes as u32,
         code_bytes: code_bytes as u32,

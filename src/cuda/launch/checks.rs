@@ -19,8 +19,8 @@ pub fn check_layout(
     format: &PageFormat,
     operand: Operand,
     order: Order,
-    bits: &mut DeviceSliceMut<'_, u32>,
-    pairs: &mut DeviceSliceMut<'_, u32>,
+    bits: DeviceSliceMut<'_, u32>,
+    pairs: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let (f, at) = match operand {
         Operand::Key => (format.key(), &format.layout().key),
@@ -64,7 +64,7 @@ pub fn check_mma(
     product: Product,
     a: DeviceSlice<'_, u8>,
     b: DeviceSlice<'_, u8>,
-    d: &mut DeviceSliceMut<'_, u32>,
+    d: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     // Both kinds take 512 bytes of a and 256 of b a tile.
     let tiles = a.len() / 512;

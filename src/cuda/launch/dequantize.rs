@@ -44,7 +44,7 @@ pub struct CodeLengths {
 }
 
 /// How long codes and pairs of a tensor `[tokens, heads, dim]` are; per-channel groups and tiles begin anew every `batch_tokens`
-/// tokens.
+/// tokens. A tensor without tokens, heads or channels has none of either.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a group outside 2..=256, a per-token group larger than a head, heads of more than 512 channels, a rotation
@@ -65,18 +65,22 @@ pub fn code_lengths(
     if !(2..=MAX_GROUP).contains(&format.group) {
         return no("group", format.group.to_string(), format!("groups have 2 to {MAX_GROUP} elements"));
     }
-    if format.axis == Axis::PerToken && format.group > dim {
-        return no(
-            "group",
-            format.group.to_string(),
-            format!("it is larger than the head ({dim} channels); use {dim} or less"),
-        );
-    }
     if format.center {
         return no(
             "center",
             "true".into(),
             "the mean belongs to a sequence of a cache; add it after the call".into(),
+        );
+    }
+    if dims.contains(&0) {
+        // What depends on the sizes is not looked at: no group is larger than nothing.
+        return Ok(CodeLengths { codes: 0, pairs: 0 });
+    }
+    if format.axis == Axis::PerToken && format.group > dim {
+        return no(
+            "group",
+            format.group.to_string(),
+            format!("it is larger than the head ({dim} channels); use {dim} or less"),
         );
     }
     if let Some(block) = format.rotate {
@@ -134,14 +138,15 @@ pub fn dequantize(
     order: CodeOrder,
     out: &mut DeviceTensorMut<'_>,
 ) -> Result<()> {
+    let home = match pairs {
+        DevicePairs::F16(p) => p.device(),
+        DevicePairs::F32(p) => p.device(),
+    };
+    check::home(device, [("codes", codes.device()), ("pairs", home), ("out", out.device())])?;
     let dims = out.dims();
     let [tokens, heads, dim] = dims;
     let batch = out.shape().batch_tokens.max(1);
-    let lengths = if dims.contains(&0) {
-        CodeLengths { codes: 0, pairs: 0 }
-    } else {
-        code_lengths(dims, batch, format, order)?
-    };
+    let lengths = code_lengths(dims, batch, format, order)?;
     let (address, wide, align) = match (pairs, order) {
         (DevicePairs::F16(p), _) => {
             check::len("pairs", lengths.pairs, p.len())?;

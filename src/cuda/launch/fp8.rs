@@ -4,7 +4,7 @@ use crate::cuda::device::Kernel;
 use crate::cuda::{
     Device, DeviceSlice, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters,
 };
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::format::{Fp8, Fp8Kind, Granularity};
 
 const THREADS: u32 = 256;
@@ -66,21 +66,25 @@ fn grid(device: &Device, dims: [usize; 3]) -> Grid {
 /// are added to `saturated`, one element, if given.
 ///
 /// # Errors
-/// [`Error::Length`] for the wrong number of bytes, scales or counters, [`Error::Address`] for misaligned memory,
-/// [`Error::Cuda`] if the launch fails.
+/// [`Error::Length`](crate::Error::Length) for the wrong number of bytes, scales or counters,
+/// [`Error::Address`](crate::Error::Address) for misaligned memory, [`Error::Cuda`](crate::Error::Cuda) if the launch fails.
 pub fn fp8_encode(
     device: &Device,
     stream: RawStream<'_>,
     x: &DeviceTensor<'_>,
     format: Fp8,
     scales: DeviceSlice<'_, f32>,
-    bytes: &mut DeviceSliceMut<'_, u8>,
-    saturated: Option<&mut DeviceSliceMut<'_, u64>>,
+    bytes: DeviceSliceMut<'_, u8>,
+    saturated: Option<DeviceSliceMut<'_, u64>>,
 ) -> Result<()> {
     let dims = x.dims();
+    let counter = saturated.as_ref().and_then(DeviceSliceMut::device);
+    let memory =
+        [("x", x.device()), ("scales", scales.device()), ("bytes", bytes.device()), ("saturated", counter)];
+    check::home(device, memory)?;
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
-    let saturated = check_counter(saturated.as_deref())?;
+    let saturated = check_counter(saturated.as_ref())?;
     if dims.contains(&0) {
         return Ok(());
     }
@@ -105,10 +109,11 @@ pub fn fp8_encode_fitted(
     stream: RawStream<'_>,
     x: &DeviceTensor<'_>,
     kind: Fp8Kind,
-    scales: &mut DeviceSliceMut<'_, f32>,
-    bytes: &mut DeviceSliceMut<'_, u8>,
+    scales: DeviceSliceMut<'_, f32>,
+    bytes: DeviceSliceMut<'_, u8>,
 ) -> Result<()> {
     let (dims, format) = (x.dims(), Fp8 { kind, granularity: Granularity::TokenHead });
+    check::home(device, [("x", x.device()), ("scales", scales.device()), ("bytes", bytes.device())])?;
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
     if dims.contains(&0) {
@@ -133,6 +138,7 @@ pub fn fp8_decode(
     out: &mut DeviceTensorMut<'_>,
 ) -> Result<()> {
     let dims = out.dims();
+    check::home(device, [("bytes", bytes.device()), ("scales", scales.device()), ("out", out.device())])?;
     check_bytes(dims, bytes.address(), bytes.len())?;
     check_scales(dims, format, scales.address(), scales.len())?;
     if dims.contains(&0) {
@@ -148,34 +154,29 @@ pub fn fp8_decode(
 /// byte. NaN and infinity are ignored; a scale is at least `f32::MIN_POSITIVE`, and 1 where there is nothing but zeros.
 ///
 /// `workspace` has [`fp8_absmax_workspace`] elements, all 0; the kernel leaves them 0, so one buffer serves every call on one
-/// stream.
+/// stream. Of a tensor without tokens, heads or channels there is no largest magnitude: its scales stay what they were.
 ///
 /// # Errors
-/// As [`fp8_encode`]; [`Error::Shape`] for an empty tensor, which has no largest magnitude.
+/// As [`fp8_encode`].
 pub fn fp8_absmax(
     device: &Device,
     stream: RawStream<'_>,
     x: &DeviceTensor<'_>,
     format: Fp8,
-    scales: &mut DeviceSliceMut<'_, f32>,
-    workspace: &mut DeviceSliceMut<'_, u32>,
+    scales: DeviceSliceMut<'_, f32>,
+    workspace: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let dims = x.dims();
+    check::home(device, [("x", x.device()), ("scales", scales.device()), ("workspace", workspace.device())])?;
     check::sizes("x", dims)?;
-    if dims.contains(&0) {
-        return Err(Error::Shape {
-            what: "x",
-            expected: "at least one token, head and channel".into(),
-            got: format!("{dims:?}"),
-        });
-    }
     check_scales(dims, format, scales.address(), scales.len())?;
     let needed = fp8_absmax_workspace(dims, format.granularity);
-    if workspace.len() < needed {
-        return Err(Error::Length { what: "workspace", expected: needed, got: workspace.len() });
-    }
+    check::at_least("workspace", needed, workspace.len())?;
     if needed > 0 {
         check::address("workspace", workspace.address(), 4)?;
+    }
+    if dims.contains(&0) {
+        return Ok(());
     }
     let p =
         QkvFp8 { scales: scales.address(), workspace: workspace.address(), ..base(x.parameters(), format) };

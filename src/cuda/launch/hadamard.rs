@@ -21,14 +21,16 @@ pub fn hadamard(
     block: usize,
     out: &mut DeviceTensorMut<'_>,
 ) -> Result<()> {
-    check_block(block, x.dims()[2])?;
-    check::sizes("x", x.dims())?;
-    check::same_dims("out", x.dims(), out.dims())?;
-    let [tokens, heads, dim] = x.dims();
-    let count = (tokens * heads * (dim / block)) as u64;
-    if count == 0 {
+    let dims @ [tokens, heads, dim] = x.dims();
+    // Of no channels any block is possible.
+    check_block(block, if dim == 0 { block } else { dim })?;
+    check::home(device, [("x", x.device()), ("out", out.device())])?;
+    check::sizes("x", dims)?;
+    check::same_dims("out", dims, out.dims())?;
+    if dims.contains(&0) {
         return Ok(());
     }
+    let count = (tokens * heads * (dim / block)) as u64;
     let parameters =
         QkvHadamard { x: x.parameters(), out: out.parameters(), block: block as u32, reserved: 0 };
     let grid = Grid { blocks: blocks(device, count, u64::from(THREADS / 32)), threads: THREADS, shared: 0 };

@@ -29,8 +29,13 @@ fn order(o: Order) -> u32 {
 
 /// Copies blocks inside a pool: the pairs (from, to), i32 side by side in device memory, in one launch (fork, defragment).
 ///
-/// A pair with a -1 is left out. One that names no block is left out and counted in `status`, one u32 to which the kernel adds.
-/// No block may be written twice, or written and read.
+/// A pair with a -1 is left out, and so is one from a block to itself. One that names no block is left out and counted in
+/// `status`, one u32 to which the kernel adds.
+///
+/// Pairs are copied at the same time, in no order. So no block may be written by two pairs, or written by one and read by
+/// another: what such a block holds afterwards is undefined. The pairs lie on the device, where this function cannot look;
+/// [`check_copies`] finds it while they are still on the host. Chains, such as 1 to 2 and 2 to 3, take a launch for each link, the last
+/// one first.
 ///
 /// # Errors
 /// [`Error::Length`] for an odd number of `pairs` or a status of another length than 1, [`Error::Address`] for misaligned
@@ -40,9 +45,10 @@ pub fn copy_blocks(
     stream: RawStream<'_>,
     pool: &mut PagesMut<'_>,
     pairs: DeviceSlice<'_, i32>,
-    status: &mut DeviceSliceMut<'_, u32>,
+    status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
-    let status = check_status(status)?;
+    check::home(device, [("pool", pool.device()), ("pairs", pairs.device()), ("status", status.device())])?;
+    let status = check_status(&status)?;
     let count = pairs.len() / 2;
     check::len("pairs", 2 * count, pairs.len())?;
     if count == 0 {
@@ -64,6 +70,36 @@ pub fn copy_blocks(
     // SAFETY: the pool is whole blocks of 16-byte vectors, the pairs are `count` aligned pairs and the status one word (above, and when
     // the pool was made); the kernel touches no block outside the pool.
     unsafe { device.start(Kernel::CopyBlocks, grid, stream, &parameters) }
+}
+
+/// Whether these pairs (from, to), side by side, are what [`copy_blocks`] may be given for a pool of `blocks` blocks: call it
+/// before they go to the device. Pairs with a -1 and pairs from a block to itself copy nothing and are not looked at further.
+///
+/// # Errors
+/// [`Error::Length`] for an odd number of elements, [`Error::OutOfRange`] for a block that the pool does not have,
+/// [`Error::Unsupported`] for a block that two pairs write, or that one writes and another reads.
+pub fn check_copies(pairs: &[i32], blocks: usize) -> Result<()> {
+    check::len("pairs", pairs.len() / 2 * 2, pairs.len())?;
+    let moves = || pairs.chunks_exact(2).map(|p| (p[0], p[1])).filter(|p| p.0 != -1 && p.1 != -1);
+    for block in moves().flat_map(|p| [p.0, p.1]) {
+        if usize::try_from(block).map_or(true, |b| b >= blocks) {
+            return Err(Error::OutOfRange { what: "block", got: block.into(), limit: blocks });
+        }
+    }
+    let mut written: Vec<i32> = moves().filter(|p| p.0 != p.1).map(|p| p.1).collect();
+    written.sort_unstable();
+    let no = |got: String| {
+        let why =
+            "the pairs of a launch are copied at the same time; put one of them into a launch of its own";
+        Err(Error::Unsupported { what: "copies", got, why: why.into() })
+    };
+    if let Some(w) = written.windows(2).find(|w| w[0] == w[1]) {
+        return no(format!("writing block {} twice", w[0]));
+    }
+    match moves().find(|p| p.0 != p.1 && written.binary_search(&p.0).is_ok()) {
+        Some((read, _)) => no(format!("writing and reading block {read}")),
+        None => Ok(()),
+    }
 }
 
 /// Static FP8 scales and the mean of a sequence's keys, for [`gather`].
@@ -126,7 +162,7 @@ pub fn gather(
     inputs: &GatherInputs<'_>,
     key: &mut DeviceTensorMut<'_>,
     value: &mut DeviceTensorMut<'_>,
-    status: &mut DeviceSliceMut<'_, u32>,
+    status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
     let (format, heads) = (pool.format(), pool.heads());
     let tokens = key.dims()[0];
@@ -134,11 +170,20 @@ pub fn gather(
     let v = check_output("value", value, [tokens, heads, format.layout().value.dim])?;
     check::sizes("key", key.dims())?;
     check::sizes("value", value.dims())?;
-    let status = check_status(status)?;
+    let memory = [
+        ("pool", pool.device()),
+        ("table", table.device()),
+        ("key", key.device()),
+        ("value", value.device()),
+        ("key scales", inputs.key_scales.and_then(|s| s.device())),
+        ("value scales", inputs.value_scales.and_then(|s| s.device())),
+        ("key mean", inputs.key_mean.and_then(|s| s.device())),
+        ("status", status.device()),
+    ];
+    check::home(device, memory)?;
+    let status = check_status(&status)?;
     let tiles = tokens.div_ceil(TILE);
-    if table.len() < tiles {
-        return Err(Error::Length { what: "table", expected: tiles, got: table.len() });
-    }
+    check::at_least("table", tiles, table.len())?;
     let (key_scales, key_scale_step) = check_scales("key scales", format.key(), heads, inputs.key_scales)?;
     let (value_scales, value_scale_step) =
         check_scales("value scales", format.value(), heads, inputs.value_scales)?;
@@ -203,7 +248,8 @@ pub enum PageList<'a> {
 /// pool, which is `block * heads + head`.
 ///
 /// A number of -1 is left out. One that names no page is left out and counted in `status`, one u32 to which the kernel adds. An
-/// import may name no page twice.
+/// import may name no page twice: what the page holds afterwards is undefined, and the numbers lie where this function cannot look.
+/// An export writes nothing to the pool.
 ///
 /// # Errors
 /// [`Error::Length`] if the list is not one page a number, or the status not one word, [`Error::Address`] for misaligned memory (the
@@ -217,14 +263,17 @@ pub fn convert_pages(
     pages: DeviceSlice<'_, i64>,
     list: PageList<'_>,
     list_order: Order,
-    status: &mut DeviceSliceMut<'_, u32>,
+    status: DeviceSliceMut<'_, u32>,
 ) -> Result<()> {
-    let (address, len, to_pool) = match &list {
-        PageList::Export(x) => (x.address(), x.len(), false),
-        PageList::Import(x) => (x.address(), x.len(), true),
+    let (address, len, home, to_pool) = match &list {
+        PageList::Export(x) => (x.address(), x.len(), x.device(), false),
+        PageList::Import(x) => (x.address(), x.len(), x.device(), true),
     };
+    let memory =
+        [("pool", pool.device()), ("pages", pages.device()), ("list", home), ("status", status.device())];
+    check::home(device, memory)?;
     let format = pool.format();
-    let status = check_status(status)?;
+    let status = check_status(&status)?;
     check::len("list", pages.len().saturating_mul(format.layout().page_bytes), len)?;
     if pages.is_empty() {
         return Ok(());

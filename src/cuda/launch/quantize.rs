@@ -37,6 +37,8 @@ pub fn quantize(
     clamped: Option<DeviceSliceMut<'_, u64>>,
 ) -> Result<()> {
     check_fit(&format.fit)?;
+    let counter = clamped.as_ref().and_then(DeviceSliceMut::device);
+    check::home(device, [("x", x.device()), ("pairs", pairs.device()), ("clamped", counter)])?;
     let lengths = code_lengths(x.dims(), x.shape().batch_tokens, format, order)?;
     check::len("pairs", lengths.pairs, pairs.len())?;
     if let Some(counter) = &clamped {
@@ -76,6 +78,7 @@ pub fn quantize_with(
         Axis::PerChannel => Affine::per_channel(bits, group),
     };
     format.fit = Fit::MinMax;
+    check::home(device, [("x", x.device()), ("pairs", pairs.device())])?;
     let batch = x.shape().batch_tokens;
     let lengths = code_lengths(x.dims(), batch, &format, order)?;
     let count = code_lengths(x.dims(), batch, &format, CodeOrder::Rows)?.pairs;
@@ -206,6 +209,7 @@ fn start(
     let dims = x.dims();
     let batch = x.shape().batch_tokens.max(1);
     check::len("codes", lengths.codes, codes.len())?;
+    check::home(device, [("codes", codes.device())])?;
     if dims.contains(&0) {
         return Ok(());
     }

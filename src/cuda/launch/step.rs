@@ -78,11 +78,31 @@ impl<'a> DeviceBatch<'a> {
         self.block_tables
     }
 
+    /// All of it is the device's, as far as that is known.
+    pub(super) fn home(&self, device: &Device) -> Result<()> {
+        let (seats, context) = match self.lengths {
+            Lengths::Seats(s) => (s.device(), None),
+            Lengths::Context(c) => (None, c.device()),
+        };
+        let all = [
+            ("seats", seats),
+            ("context_lens", context),
+            ("query_start", self.query_start.device()),
+            ("slot_mapping", self.slot_mapping.and_then(|s| s.device())),
+            ("block_tables", self.block_tables.device()),
+        ];
+        check::home(device, all)
+    }
+
     /// Entries of a block table, if all have the same number.
     pub(super) fn table_width(&self) -> Result<usize> {
         let (n, len) = (self.sequences(), self.block_tables.len());
         if n == 0 || !len.is_multiple_of(n) {
-            return Err(Error::Length { what: "block_tables", expected: n, got: len });
+            return Err(Error::Shape {
+                what: "block_tables",
+                expected: format!("[{n} sequences, blocks of each]"),
+                got: format!("{len} entries"),
+            });
         }
         Ok(len / n)
     }
@@ -102,6 +122,17 @@ pub struct StepMemory<'a> {
 }
 
 impl StepMemory<'_> {
+    /// All of it is the device's, as far as that is known.
+    pub(super) fn home(&self, device: &Device) -> Result<()> {
+        let all = [
+            ("lengths", self.lengths.device()),
+            ("step", self.step.device()),
+            ("slots", self.slots.device()),
+            ("status", self.status.device()),
+        ];
+        check::home(device, all)
+    }
+
     pub(super) fn check(&self, config: &CacheConfig, sequences: usize, rows: usize) -> Result<()> {
         check::at_least("lengths", 2 * config.max_sequences, self.lengths.len())?;
         check::address("lengths", self.lengths.address(), 4)?;
@@ -128,8 +159,8 @@ impl StepMemory<'_> {
 /// are left out. The device cannot see whether a seat comes twice; give each once.
 ///
 /// # Errors
-/// [`Error::Length`] or [`Error::Address`] for memory that does not fit, [`Error::Unsupported`] for a batch of slots in
-/// windowed mode, [`Error::Capacity`] for more sequences than the configuration has, [`Error::Cuda`] if the launch
+/// [`Error::Length`], [`Error::Shape`] or [`Error::Address`] for memory that does not fit, [`Error::Unsupported`] for memory of
+/// another device and for a batch of slots in windowed mode, [`Error::Capacity`] for more sequences than the configuration has, [`Error::Cuda`] if the launch
 /// fails.
 pub fn begin_step(
     device: &Device,
@@ -181,6 +212,8 @@ pub fn begin_step(
         check::address("slot_mapping", s.address(), 8)?;
     }
     memory.check(config, n, batch.rows)?;
+    batch.home(device)?;
+    memory.home(device)?;
     let p = QkvBeginStep {
         seats,
         context_lens,

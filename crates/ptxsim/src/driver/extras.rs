@@ -183,6 +183,11 @@ api! {
         let text = json(&take(&mut guard.faults, scope))?;
         give(&mut guard, out, text)
     }
+    fn ptxsim_take_calls(out: usize) {
+        host::need(out)?;
+        let text = json(&super::CALLS.take())?;
+        give(&mut driver().lock(), out, text)
+    }
     fn ptxsim_free(text: usize) {
         match driver().lock().texts.remove(&text) {
             Some(_) => Ok(()),

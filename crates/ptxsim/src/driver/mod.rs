@@ -7,7 +7,8 @@
 //! Everything is exported under its C name and takes integers where C has pointers: all are one word.
 
 use error::{Code, Failure, Outcome};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Defines exported functions. The body returns an [`Outcome`]; a panic in it becomes `CUDA_ERROR_UNKNOWN`.
@@ -46,6 +47,8 @@ mod work;
 thread_local! {
     /// Whether this thread runs a host function of a stream, which may not call the driver.
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
+    /// Calls of this thread, by function, since they were taken last.
+    static CALLS: RefCell<BTreeMap<&'static str, u64>> = const { RefCell::new(BTreeMap::new()) };
 }
 
 /// What is wrong with the variables of the environment that choose cards and options.
@@ -54,7 +57,11 @@ pub(crate) fn mistake_in_environment() -> Option<String> {
 }
 
 /// Runs the inside of an exported function.
-fn call(name: &str, inside: impl FnOnce() -> Outcome) -> i32 {
+fn call(name: &'static str, inside: impl FnOnce() -> Outcome) -> i32 {
+    if name.starts_with("cu") {
+        // A thread that ends has nobody left who asks.
+        let _ = CALLS.try_with(|calls| *calls.borrow_mut().entry(name).or_default() += 1);
+    }
     let outcome = match catch_unwind(AssertUnwindSafe(inside)) {
         Ok(outcome) => outcome,
         Err(panic) => {

@@ -33,6 +33,17 @@ fn events_have_monotone_times() {
 }
 
 #[test]
+fn calls_are_counted() {
+    let (_exclusive, context) = session();
+    let (simulator, stream) = (ensure_simulator(), context.new_stream().unwrap());
+    simulator.take_calls();
+    stream.synchronize().unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(simulator.take_calls().get("cuStreamSynchronize"), Some(&2));
+    assert!(simulator.take_calls().is_empty());
+}
+
+#[test]
 fn delayed_work_runs_when_waited_for() {
     let (_exclusive, context) = session();
     let simulator = ensure_simulator();

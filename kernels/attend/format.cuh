@@ -1,0 +1,41 @@
+// Formats at compile time, and what one needs to know of each to read its codes.
+#pragma once
+#include "../abi.h"
+
+namespace qkv {
+
+// `Group`: elements of a group; a whole head of another size counts as the next multiple of 32.
+template <int Kind, int Bits, bool Channel, int Group>
+struct Coding {
+  static constexpr int kKind = Kind, kBits = Bits, kGroup = Group;
+  static constexpr bool kAffine = Kind == QKV_KIND_AFFINE, kChannel = kAffine && Channel;
+  static constexpr bool kFp8 = Kind == QKV_KIND_E4M3 || Kind == QKV_KIND_E5M2;
+  static constexpr bool kBfloat = Kind == QKV_KIND_BF16;
+  // Tiles of 16 rows that share a word, and words of them per 16 columns.
+  static constexpr int kTiles = Bits == 2 ? 2 : Bits == 1 || Bits == 3 ? 4 : 1;
+  static constexpr int kWords = Bits == 16 ? 4 : Bits == 8 ? 2 : Bits == 3 ? 3 : 1;
+
+  // Codes enter the tensor cores as f16 numbers that are too small by this power of two.
+#if __CUDA_ARCH__ >= 890
+  static constexpr int kScale = kAffine ? 24 : 0;
+#else
+  static constexpr int kScale = kAffine ? 24 : Kind == QKV_KIND_E4M3 ? 8 : 0;
+#endif
+
+  // And too large by 2^position, in rows 8h .. 8h + 7 of tile mt: where the field lies in its byte.
+  __host__ __device__ static constexpr int position(int mt, int h) {
+    int f = 2 * (mt % kTiles) + h;
+    if (Bits == 3) return f < 6 ? 3 * (f % 2) : 5;
+    return kAffine && Bits < 8 ? Bits * f : 0;
+  }
+};
+
+// 2^x at compile time.
+__host__ __device__ constexpr float power_of_two(int x) {
+  float f = 1;
+  for (int i = 0; i < x; i++) f *= 2;
+  for (int i = 0; i > x; i--) f *= 0.5f;
+  return f;
+}
+
+}  // namespace qkv

@@ -1,0 +1,77 @@
+// Decode attention on the f16 path: up to 8 NT columns (query, head) of a kv head at a time.
+#pragma once
+#include "half_any.cuh"
+#include "kernel.cuh"
+
+namespace qkv {
+
+// `Keys` and `Values`: one format each, or any.
+template <class Keys, class Values, int DK, int DV, int NT>
+struct HalfPath {
+  static constexpr int kKeyDim = DK, kValueDim = DV, kUnitColumns = 8 * NT, kColumns = 2 * NT;
+  static_assert(Staged<DV>::kBytes <= kStageBytes);
+  using Query = HalfQuery<DK, NT>;
+  using Fold = Folded<DK, NT>;
+  using State = HalfState<DV, NT, Values::template kZeros<DV>>;
+
+  static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
+    load_query<Keys::template kRun<DK>, DK, NT>(p, u, q, warp, lane);
+  }
+
+  static __device__ __forceinline__ void scores(const QkvAttend& p, const Query& q, const uint8_t* page, uint32_t lane,
+                                                uint8_t* stage, Fold& fold, float (&s)[8][kColumns]) {
+    Keys::template scores<DK, NT>(p, q, page + p.at[0].codes, page + p.at[0].pairs, lane, stage, fold, s);
+  }
+
+  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* page, uint32_t lane, int tail,
+                                                const float (&factor)[kColumns], uint8_t* stage, float (&s)[8][kColumns],
+                                                State& w) {
+    Values::template values<DV, NT>(p, page + p.at[1].codes, page + p.at[1].pairs, lane, tail, factor, stage, s, w);
+  }
+
+  static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t head, uint32_t lane, State& w) {
+    Values::template finish<DV, NT>(p, head, lane, w);
+  }
+
+  template <bool Bfloat>
+  static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
+                                             int32_t end, const View<kUnitColumns>& view, const float (&factor)[kColumns],
+                                             float cap, uint32_t lane, uint8_t* stage, State& w) {
+    row_step<Bfloat, DK, DV, NT>(q, keys, values, first, end, view, factor, cap, lane, stage, w);
+  }
+};
+
+// One format.
+template <class F>
+struct KeysOf {
+  template <int D>
+  static constexpr int kRun = F::kAffine && !F::kChannel ? Groups<F, D>::kRun : 1;
+
+  template <int D, int NT>
+  static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* codes,
+                                                const uint8_t* pairs, uint32_t lane, uint8_t*, Folded<D, NT>& fold,
+                                                float (&s)[8][2 * NT]) {
+    half_scores<F, D, NT>(p, q, codes, pairs, lane, fold, s);
+  }
+};
+
+template <class F>
+struct ValuesOf {
+  template <int D>
+  static constexpr int kZeros = F::kAffine && !F::kChannel ? Groups<F, D>::kCount : 0;
+
+  template <int D, int NT>
+  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* codes, const uint8_t* pairs, uint32_t lane,
+                                                int tail, const float (&factor)[2 * NT], uint8_t*, float (&s)[8][2 * NT],
+                                                HalfState<D, NT, kZeros<D>>& w) {
+    half_values<F, D, NT>(p, codes, pairs, lane, tail, factor, s, w);
+  }
+
+  template <int D, int NT>
+  static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t head, uint32_t lane,
+                                                HalfState<D, NT, kZeros<D>>& w) {
+    half_finish_pages<F, D, NT>(p, head, lane, w);
+  }
+};
+
+}  // namespace qkv

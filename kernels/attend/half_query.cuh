@@ -1,0 +1,81 @@
+// Queries on the f16 path, prepared once for all items of a unit.
+#pragma once
+#include "query.cuh"
+
+namespace qkv {
+
+// The queries in shared memory.
+template <int D, int NT>
+struct HalfQuery {
+  // f16 for pages; bf16 pages: the bf16 high and low parts.
+  uint2 page[NT][Dims<D>::kSteps][32];
+  uint2 page_low[NT][Dims<D>::kSteps][32];
+  // High and low part in the type of exact rows.
+  uint2 rows[2][NT][Dims<D>::kRowSteps][32];
+  // B operands of 8 rows that make min * (sum of the queries of a group) of a (step, min) pair.
+  uint32_t zero[NT][Dims<D>::kBlocks][32];
+  // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
+  float page_factor[8 * NT], row_factor[8 * NT], mean[8 * NT];
+};
+
+// `Run`: blocks of 32 channels of a group.
+template <int Run, int D, int NT>
+__device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& q, uint32_t warp, uint32_t lane) {
+  constexpr int kBlocks = Dims<D>::kBlocks;
+  const QkvFormat& f = p.format[0];
+  const bool bfloat_rows = p.window_dtype == QKV_BF16, bfloat_pages = f.kind == QKV_KIND_BF16;
+  float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;
+  for (uint32_t c = warp; c < 8 * NT; c += kWarps) {
+    uint32_t n = c % 8;
+    QueryRow<D> row;
+    row.load(p, u, c, lane);
+    float norm = normalizer(row.most());
+    uint16_t* high = (uint16_t*)q.rows[0][c / 8];
+    uint16_t* low = (uint16_t*)q.rows[1][c / 8];
+#pragma unroll
+    for (int k = 0; k < kBlocks; k++) {
+      float x = row.x[k] * norm;
+      uint16_t h = to_row_type(x, bfloat_rows);
+      uint32_t at = row_place(32 * k + lane, n);
+      high[at] = h;
+      low[at] = to_row_type(x - from_row_type(h, bfloat_rows), bfloat_rows);
+    }
+    float mean = 0;
+    if (p.means) mean = row.dot((const uint16_t*)p.means + ((uint64_t)u.s.seat * p.heads + u.head) * D, lane);
+    if (lane == 0) q.row_factor[c] = score_factor(p.scale, norm);
+    row.rotate(f.rotate, lane);
+    norm = normalizer(row.most());
+    uint16_t* page = (uint16_t*)q.page[c / 8];
+    uint16_t* page_low = (uint16_t*)q.page_low[c / 8];
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < kBlocks; k++) {
+      float x = row.x[k] * norm;
+      uint16_t h = to_row_type(x, bfloat_pages);
+      uint32_t channel = 32 * k + lane;
+      if (channel < D) {
+        page[page_place(channel, n)] = h;
+        if (bfloat_pages) page_low[page_place(channel, n)] = float_to_bfloat(x - bfloat_to_float(h));
+      }
+      // The zero term belongs to the queries as they are multiplied: rounded.
+      sum += warp_sum(bfloat_pages ? 0.0f : half_to_float(h));
+      if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
+        if (lane < 4) {
+          uint16_t part = 0;
+          for (uint32_t i = 0; i <= lane; i++) {
+            part = float_to_half(sum);
+            sum -= half_to_float(part);
+          }
+          q.zero[c / 8][k / Run][4 * n + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
+        }
+        sum = 0;
+      }
+    }
+    if (lane == 0) {
+      q.page_factor[c] = score_factor(p.scale, norm) * key_scale;
+      q.mean[c] = mean * norm;
+    }
+  }
+}
+
+}  // namespace qkv

@@ -1,0 +1,297 @@
+// Output of a page on the f16 path: weights become operand B in f16, times the step of their token (per token); the transposed
+// values' codes are operand A. Per channel, step and min are applied to a token group's sums.
+#pragma once
+#include "half_scores.cuh"
+
+namespace qkv {
+
+// What a warp carries. o[m][nt]: channels 16m + g (registers 0, 1) and 16m + g + 8 (2, 3) of columns 8 nt + 2t and the next.
+// `Zeros`: pairs of a token of which one lane keeps weighted mins.
+template <int D, int NT, int Zeros>
+struct HalfState {
+  static constexpr int kColumns = 2 * NT, kZeros = Zeros;
+  float reference[kColumns], sum[kColumns];
+  float o[D / 16][NT][4];
+  // Weighted mins of a pair's channels, this lane's tokens only.
+  float zero[kZeros > 0 ? kZeros : 1][kColumns];
+  // Power of two that brings the largest step into [0.5, 1).
+  float step_scale;
+
+  // Number of the lane's column j in the unit, and its output of channel 16m + 8h + g.
+  static __device__ __forceinline__ uint32_t column(int j, uint32_t t) { return 8 * (j / 2) + 2 * t + j % 2; }
+  __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
+
+  __device__ __forceinline__ void clear() {
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      reference[j] = kNoReference;
+      sum[j] = 0;
+#pragma unroll
+      for (int b = 0; b < kZeros; b++) zero[b][j] = 0;
+    }
+#pragma unroll
+    for (int m = 0; m < D / 16; m++) {
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) o[m][nt][0] = o[m][nt][1] = o[m][nt][2] = o[m][nt][3] = 0;
+    }
+    step_scale = from_bits(247u << 23);
+  }
+
+  // Moves the references of columns whose largest score `most` (log2 units) is far above.
+  __device__ __forceinline__ void move(const float (&most)[kColumns]) {
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      float next = fmaxf(rows_max(most[j]) - kHeadroom, reference[j]);
+      float factor = exp2_fast(reference[j] - next);
+      reference[j] = next;
+      scale_column(j, factor);
+    }
+  }
+
+  __device__ __forceinline__ void scale_column(int j, float factor) {
+    sum[j] *= factor;
+#pragma unroll
+    for (int b = 0; b < kZeros; b++) zero[b][j] *= factor;
+#pragma unroll
+    for (int m = 0; m < D / 16; m++) {
+      o[m][j / 2][j % 2] *= factor;
+      o[m][j / 2][2 + j % 2] *= factor;
+    }
+  }
+
+  // Chooses the step scale for a page whose largest step is `most`.
+  __device__ __forceinline__ void rescale_steps(float most) {
+    int e = (int)(bits_of(most) >> 23);
+    float next = from_bits((uint32_t)min(max(253 - e, 1), 254) << 23);
+    float factor = next / step_scale;
+#pragma unroll
+    for (int m = 0; m < D / 16; m++) {
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) o[m][nt][i] *= factor;
+      }
+    }
+    step_scale = next;
+  }
+};
+
+// Scores, which `factor` takes to log2 units, become weights; references and the steps' scale move where they must. `largest`: the
+// lane's largest step, where weights are `scaled` by steps.
+template <int D, int NT, int Zeros>
+__device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool scaled, float largest, float (&s)[8][2 * NT],
+                                           HalfState<D, NT, Zeros>& w) {
+  const bool rescale = scaled && largest * w.step_scale > 1.0f;
+  bool move = rescale;
+  float most[2 * NT];
+#pragma unroll
+  for (int j = 0; j < 2 * NT; j++) {
+    most[j] = s[0][j];
+#pragma unroll
+    for (int i = 1; i < 8; i++) most[j] = fmaxf(most[j], s[i][j]);
+    most[j] *= factor[j];
+    move |= most[j] - w.reference[j] > kLimitAbove;
+  }
+  if (__any_sync(kAllLanes, move)) {
+    w.move(most);
+    if (__any_sync(kAllLanes, rescale)) w.rescale_steps(warp_max(largest));
+  }
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+#pragma unroll
+    for (int j = 0; j < 2 * NT; j++) {
+      s[i][j] = exp2_fast(fmaf(s[i][j], factor[j], -w.reference[j]));
+      w.sum[j] += s[i][j];
+    }
+  }
+}
+
+// `tail`: tokens of the page that exist; the rest is not looked at. `s`: scores, which `factor` takes to log2 units.
+template <class F, int D, int NT, int Zeros>
+__device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* codes, const uint8_t* pairs, uint32_t lane,
+                                            int tail, const float (&factor)[2 * NT], float (&s)[8][2 * NT],
+                                            HalfState<D, NT, Zeros>& w) {
+  constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
+  using G = Groups<F, D>;
+  const uint32_t g = lane / 4, t = lane % 4;
+  constexpr bool kPerToken = F::kAffine && !F::kChannel;
+  constexpr uint32_t count = kPerToken ? G::kCount : 1;
+  const bool token_scale = F::kFp8 && p.format[1].granularity == QKV_SCALE_TOKEN_HEAD;
+
+  TokenPairs pair;
+  float largest = 0;
+  if constexpr (kPerToken) {
+    // Backwards, so that the first group's stay.
+    uint32_t most = 0;
+#pragma unroll
+    for (int j = (int)count - 1; j >= 0; j--) {
+      pair.load(pairs + (g * count + j) * 32, g, tail);
+      most = max_half2(most, pair.most_half());
+    }
+    largest = half_to_float((uint16_t)most);
+  } else if (token_scale) {
+    pair.load(pairs + g * 32, g, tail);
+    largest = pair.most_float();
+  }
+  to_weights<D, NT>(factor, kPerToken || token_scale, largest, s, w);
+
+  // Weights as operand B: [16 tokens][two halves].
+  uint32_t b[NT][4][2], low[F::kBfloat ? NT : 1][4][2];
+  auto pack = [&](int zeros) {
+#pragma unroll
+    for (int kb = 0; kb < 4; kb++) {
+      float step[2] = {1, 1}, min[2] = {0, 0};
+      if constexpr (kPerToken) {
+        pair.values(kb, lane, step, min);
+        step[0] *= w.step_scale, step[1] *= w.step_scale;
+      } else if (token_scale) {
+        step[0] = from_bits(pair.bits[2 * kb]) * w.step_scale, step[1] = from_bits(pair.bits[2 * kb + 1]) * w.step_scale;
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+          float x[2];
+#pragma unroll
+          for (int j = 0; j < 2; j++) {
+            x[j] = s[2 * kb + h][2 * nt + j];
+            if constexpr (kPerToken) {
+              float& z = w.zero[zeros][2 * nt + j];
+              z = fmaf(x[j], min[h], z);
+            }
+            if (kPerToken || token_scale) x[j] *= step[h];
+          }
+          if constexpr (F::kBfloat) {
+            uint32_t high = pack_bfloat2(x[0], x[1]);
+            b[nt][kb][h] = transpose(high);
+            float r0 = x[0] - from_bits(high << 16), r1 = x[1] - from_bits(high & 0xffff0000);
+            low[nt][kb][h] = transpose(pack_bfloat2(r0, r1));
+          } else {
+            b[nt][kb][h] = transpose(pack_half2(x[0], x[1]));
+          }
+        }
+      }
+    }
+  };
+  if constexpr (!kPerToken) pack(0);
+
+  // Sums of the weights of 32 tokens, or in [1] of all, the same in all rows.
+  float total[2][NT][4];
+  constexpr bool halves = F::kChannel && F::kGroup == 32;
+  if constexpr (F::kChannel) {
+    const uint32_t ones[4] = {0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00};
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[0][nt][i] = 0;
+      mma_f16(total[0][nt], ones, b[nt][0]);
+      mma_f16(total[0][nt], ones, b[nt][1]);
+#pragma unroll
+      for (int i = 0; i < 4; i++) total[1][nt][i] = halves ? 0 : total[0][nt][i];
+      mma_f16(total[1][nt], ones, b[nt][2]);
+      mma_f16(total[1][nt], ones, b[nt][3]);
+    }
+  }
+
+  Slice<F, kTiles, QKV_TILE> slice;
+#pragma unroll
+  for (int m = 0; m < kRows; m++) {
+    if (m % kTiles == 0) {
+      slice.load(codes, lane, m / kTiles);
+      if constexpr (!F::kAffine) {
+        if (tail < QKV_TILE) slice.clear_columns(tail, t);
+      }
+    }
+    if constexpr (kPerToken) {
+      if (m % (2 * G::kRun) == 0) {
+        constexpr int kChannels = 2 * G::kRun;
+        if (m > 0) pair.load(pairs + (g * count + m / kChannels) * 32, g, tail);
+        pack(m / kChannels);
+      }
+    }
+    if constexpr (F::kChannel) {
+      float fresh[NT][4] = {};
+      // Pairs of channels 16m + g and 16m + g + 8.
+      auto fold = [&](int token_group, const float (&sums)[NT][4]) {
+        uint2 pairs_of = load_cached8(pairs + token_group * (4 * D) + g * (D / 2) + m * 8);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          uint32_t pair_bits = h ? pairs_of.y : pairs_of.x;
+          float step = half_to_float((uint16_t)pair_bits) * power_of_two(F::kScale - F::position(m, h));
+          float min = half_to_float((uint16_t)(pair_bits >> 16));
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+              float& out = w.o[m][nt][2 * h + j];
+              out = fmaf(fresh[nt][2 * h + j], step, fmaf(sums[nt][j], min, out));
+            }
+          }
+        }
+      };
+#pragma unroll
+      for (int kb = 0; kb < 4; kb++) {
+        uint32_t a[4];
+        slice.fragment(m % kTiles, kb, a);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) mma_f16(fresh[nt], a, b[nt][kb]);
+        if (kb == 1 && halves) {
+          fold(0, total[0]);
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) fresh[nt][0] = fresh[nt][1] = fresh[nt][2] = fresh[nt][3] = 0;
+        }
+      }
+      fold(halves ? 1 : 0, total[1]);
+    } else {
+#pragma unroll
+      for (int kb = 0; kb < 4; kb++) {
+        uint32_t a[4];
+        slice.fragment(m % kTiles, kb, a);
+#pragma unroll
+        for (int nt = 0; nt < NT; nt++) {
+          if constexpr (F::kBfloat) {
+            mma_bf16(w.o[m][nt], a, b[nt][kb]);
+            mma_bf16(w.o[m][nt], a, low[nt][kb]);
+          } else {
+            mma_f16(w.o[m][nt], a, b[nt][kb]);
+          }
+        }
+      }
+    }
+  }
+}
+
+// Takes the output of the pages to plain units: undoes steps' scale and fields' positions, adds the weighted mins, rotates back.
+template <class F, int D, int NT, int Zeros>
+__device__ __forceinline__ void half_finish_pages(const QkvAttend& p, uint32_t head, uint32_t lane,
+                                                  HalfState<D, NT, Zeros>& w) {
+  constexpr bool kPerToken = F::kAffine && !F::kChannel;
+  using G = Groups<F, D>;
+  float scale = 1;
+  if constexpr (kPerToken) scale = 1 / w.step_scale;
+  if constexpr (F::kFp8) {
+    if (p.format[1].granularity == QKV_SCALE_TOKEN_HEAD) scale = 1 / w.step_scale;
+    if (p.scales[1]) scale *= __ldg((const float*)p.scales[1] + head);
+  }
+  float zero[2 * NT] = {};
+#pragma unroll
+  for (int m = 0; m < D / 16; m++) {
+    if constexpr (kPerToken) {
+      if (m % (2 * G::kRun) == 0) {
+#pragma unroll
+        for (int j = 0; j < 2 * NT; j++) zero[j] = rows_sum(w.zero[m / 2 / G::kRun][j]);
+      }
+    }
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float factor = F::kChannel ? 1.0f : power_of_two(F::kScale - F::position(m, i / 2));
+        w.o[m][nt][i] = fmaf(w.o[m][nt][i] * factor, scale, zero[2 * nt + i % 2]);
+      }
+    }
+  }
+  if (F::kAffine && p.format[1].rotate) rotate_output<D>(w, p.format[1].rotate, lane);
+}
+
+}  // namespace qkv

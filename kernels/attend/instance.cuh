@@ -1,0 +1,29 @@
+// One attention kernel: `blocks` of 128 threads fit a multiprocessor, `bytes` of shared memory are what the launch gives.
+#pragma once
+#include "half_path.cuh"
+#include "integer_path.cuh"
+
+#define QKV_ATTEND(name, blocks, bytes, ...)                                                             \
+  static_assert(sizeof(qkv::Shared<__VA_ARGS__>) == bytes, "src/cuda/launch/instances.rs");            \
+  extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ QkvAttend p) { \
+    qkv::attend<__VA_ARGS__>(p);                                                                         \
+  }
+
+namespace qkv {
+
+template <int Bits, int Group>
+using Token = Coding<QKV_KIND_AFFINE, Bits, false, Group>;
+template <int Bits, int Group>
+using Channel = Coding<QKV_KIND_AFFINE, Bits, true, Group>;
+using HalfFloat = Coding<QKV_KIND_F16, 16, false, 0>;
+using E4m3 = Coding<QKV_KIND_E4M3, 8, false, 0>;
+
+// Both operands of D channels.
+template <class K, class V, int D>
+using Half = HalfPath<KeysOf<K>, ValuesOf<V>, D, D, 1>;
+template <class K, class V, int D>
+using Integer = IntegerPath<K, V, D, D>;
+template <int DK, int DV>
+using Any = HalfPath<AnyKeys, AnyValues, DK, DV, 1>;
+
+}  // namespace qkv

@@ -1,0 +1,329 @@
+// Decode attention on the integer path: up to 4 columns (query, head) of a kv head, affine formats. Codes are the unsigned 8-bit operand
+// of the tensor cores as they are stored, so a mask is all that a word costs; queries and weights are 16-bit fixed point in two
+// bytes; sums of a tile are exact.
+#pragma once
+#include "integer_query.cuh"
+#include "rows.cuh"
+
+namespace qkv {
+
+// A operand of tile mt and step k of 32 columns, of `kBlocks` times 16 columns.
+template <class F, int Tiles, int Columns>
+__device__ __forceinline__ void integer_fragment(Slice<F, Tiles, Columns>& slice, int mt, int k, uint32_t (&a)[4]) {
+  constexpr int kBlocks = Columns / 16;
+#pragma unroll
+  for (int half = 0; half < 2; half++) {
+    int kb = 2 * k + half;
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      uint32_t& x = a[2 * half + h];
+      if (kb >= kBlocks) {
+        x = 0;
+        continue;
+      }
+      int at = F::kWords * (mt / F::kTiles * kBlocks + kb);
+      int f = 2 * (mt % F::kTiles) + h;
+      if constexpr (F::kBits == 8) {
+        x = slice.word(at + h);
+      } else if constexpr (F::kBits == 3) {
+        if (f < 6) {
+          x = slice.word(at + f / 2) & 0x07070707u << (3 * (f % 2));
+        } else {
+          x = (slice.word(at + f - 6) & 0xc0c0c0c0) | (slice.word(at + 2) >> (f - 5) & 0x20202020);
+        }
+      } else {
+        x = slice.word(at) & (0x01010101u * ((1u << F::kBits) - 1)) << F::position(mt, h);
+      }
+    }
+  }
+}
+
+__device__ __forceinline__ float join(int high, int low) { return (float)(256 * high + low); }
+
+// What a warp carries: o[m][h] is channel 16m + 8h + g of column t.
+template <int D, int Zeros>
+struct IntegerState {
+  static constexpr int kColumns = 1;
+  float reference[1], sum[1];
+  float o[D / 16][2];
+  // Weighted mins of a pair's channels, this lane's tokens only.
+  float zero[Zeros];
+
+  static __device__ __forceinline__ uint32_t column(int, uint32_t t) { return t; }
+  __device__ __forceinline__ float& at(int m, int, int h) { return o[m][h]; }
+
+  __device__ __forceinline__ void clear() {
+    reference[0] = kNoReference;
+    sum[0] = 0;
+#pragma unroll
+    for (int i = 0; i < Zeros; i++) zero[i] = 0;
+#pragma unroll
+    for (int m = 0; m < D / 16; m++) o[m][0] = o[m][1] = 0;
+  }
+
+  __device__ __forceinline__ void move(float most) {
+    float next = fmaxf(rows_max(most) - kHeadroom, reference[0]);
+    float factor = exp2_fast(reference[0] - next);
+    reference[0] = next;
+    sum[0] *= factor;
+#pragma unroll
+    for (int i = 0; i < Zeros; i++) zero[i] *= factor;
+#pragma unroll
+    for (int m = 0; m < D / 16; m++) o[m][0] *= factor, o[m][1] *= factor;
+  }
+};
+
+// Queries that carry the steps of a per-channel group. `norm` is what the f32 queries were multiplied with: products with steps stay
+// within 16 bits, and it changes when one would not.
+template <int D>
+struct IntegerFold {
+  uint32_t q[(D + 31) / 32][2];
+  float norm, zero;
+
+  __device__ __forceinline__ void clear() { norm = 1e30f; }
+};
+
+template <class F, int D>
+__device__ __forceinline__ void fold_channels(const IntegerQuery<D>& q, const uint8_t* steps, uint32_t lane,
+                                              IntegerFold<D>& fold) {
+  constexpr int kSteps = D / 16;
+  const uint32_t g = lane / 4, t = lane % 4;
+  // Lane (g, t) has channels g + 8i of column t; they lie among those of the lane's pair of channels.
+  float s[2 * kSteps], plain[2 * kSteps];
+  uint2 step[kSteps], mins[kSteps];
+  load_channels<D>(steps, g / 2, step);
+  load_channels<D>(steps + 2 * D, t, mins);
+#pragma unroll
+  for (int i = 0; i < kSteps; i++) {
+    const uint2 w = step[i];
+    s[2 * i] = half_to_float((uint16_t)(g % 2 ? w.x >> 16 : w.x));
+    s[2 * i + 1] = half_to_float((uint16_t)(g % 2 ? w.y >> 16 : w.y));
+    plain[2 * i] = q.plain[t][16 * i + g];
+    plain[2 * i + 1] = q.plain[t][16 * i + 8 + g];
+  }
+#pragma unroll 1
+  for (int pass = 0; pass < 2; pass++) {
+    uint32_t outside = 0;
+#pragma unroll
+    for (int i = 0; i < kSteps; i++) {
+      // 2^23 + 2^15 + 2^7: within range the upper 16 bits are those of 2^23, and both bytes are too large by 128.
+      uint32_t x = bits_of(fmaf(s[2 * i] * fold.norm, plain[2 * i], 8388608.0f + 32896.0f));
+      uint32_t y = bits_of(fmaf(s[2 * i + 1] * fold.norm, plain[2 * i + 1], 8388608.0f + 32896.0f));
+      outside |= (x ^ 0x4b000000) | (y ^ 0x4b000000);
+      fold.q[i / 2][i % 2] = transpose(__byte_perm(x, y, 0x4051) ^ 0x80808080);
+    }
+    if (pass == 1 || !__any_sync(kAllLanes, outside >> 16)) break;
+    float most = 0;
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; i++) most = fmaxf(most, fabsf(s[i] * plain[i]));
+    most = rows_max(most);
+    fold.norm = most > 0 ? fminf(16000.0f / most, 1e30f) : 1.0f;
+  }
+  if constexpr (kSteps % 2 != 0) fold.q[kSteps / 2][1] = 0;
+  float z[4] = {};
+#pragma unroll
+  for (int kb = 0; kb < kSteps; kb++) {
+    const uint2 m = mins[kb], b = q.zero_parts[kb][lane];
+    const uint32_t a[4] = {m.x, m.x, m.y, m.y}, bits[2] = {b.x, b.y};
+    mma_f16(z, a, bits);
+  }
+  fold.zero = z[0] + z[1];
+}
+
+// Scores of a page, s[i] of token 8i + g and column t.
+template <class F, int D>
+__device__ __forceinline__ void integer_scores(const IntegerQuery<D>& q, const uint8_t* codes, const uint8_t* pairs,
+                                               uint32_t lane, IntegerFold<D>& fold, float (&s)[8][1]) {
+  constexpr int kSteps = IntegerQuery<D>::kSteps, kTiles = slice_tiles<F, D>(4);
+  using G = Groups<F, D>;
+  constexpr int kCount = F::kChannel ? 1 : G::kCount, kRun = F::kChannel ? kSteps : G::kRun;
+  const uint32_t g = lane / 4, t = lane % 4;
+  Slice<F, kTiles, D> slice;
+  TokenPairs pair[kCount];
+  if constexpr (!F::kChannel) {
+#pragma unroll
+    for (int j = 0; j < kCount; j++) pair[j].load(pairs + (g * kCount + j) * 32, g);
+  }
+#pragma unroll
+  for (int mt = 0; mt < 4; mt++) {
+    if (mt % kTiles == 0) slice.load(codes, lane, mt / kTiles);
+    if constexpr (F::kChannel) {
+      if (mt == 0 || (mt == 2 && F::kGroup == 32)) fold_channels<F, D>(q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
+    }
+    float mean = F::kChannel ? fold.zero : q.mean[t];
+    s[2 * mt][0] = s[2 * mt + 1][0] = mean;
+#pragma unroll
+    for (int j = 0; j < kCount; j++) {
+      int sum[4] = {};
+#pragma unroll
+      for (int k = j * kRun; k < (j + 1) * kRun && k < kSteps; k++) {
+        uint32_t a[4];
+        integer_fragment(slice, mt % kTiles, k, a);
+        if constexpr (F::kChannel) {
+          mma_u8_s8(sum, a, fold.q[k]);
+        } else {
+          const uint32_t b[2] = {q.page[k][lane].x, q.page[k][lane].y};
+          mma_u8_s8(sum, a, b);
+        }
+      }
+      float step[2] = {1, 1}, zero[2] = {0, 0};
+      if constexpr (F::kChannel) {
+        // The sums are too large by the queries' factor.
+        step[0] = step[1] = 1 / fold.norm;
+      } else {
+        float x[4] = {};
+        mma_f16_k8(x, pair[j].bits[2 * mt], pair[j].bits[2 * mt + 1], q.pair[j][lane]);
+        zero[0] = x[0], zero[1] = x[2];
+        step[0] = x[1], step[1] = x[3];
+      }
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        float factor = step[h] * power_of_two(-F::position(mt, h));
+        s[2 * mt + h][0] = fmaf(join(sum[2 * h], sum[2 * h + 1]), factor, s[2 * mt + h][0] + zero[h]);
+      }
+    }
+  }
+}
+
+// Output of a page. `s`: scores, which `factor` takes to log2 units.
+template <class F, int D, int Zeros>
+__device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8_t* pairs, uint32_t lane, int tail, float factor,
+                                               float (&s)[8][1], IntegerState<D, Zeros>& w) {
+  static_assert(F::kAffine && !F::kChannel, "values have steps per token here");
+  constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
+  using G = Groups<F, D>;
+  const uint32_t g = lane / 4;
+  float most = s[0][0];
+#pragma unroll
+  for (int i = 1; i < 8; i++) most = fmaxf(most, s[i][0]);
+  most *= factor;
+  if (__any_sync(kAllLanes, most - w.reference[0] > kLimitAbove)) w.move(most);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    s[i][0] = exp2_fast(fmaf(s[i][0], factor, -w.reference[0]));
+    w.sum[0] += s[i][0];
+  }
+
+  // Weights times steps of all groups, relative to the largest of the page: 16 bits.
+  float y[G::kCount][8], largest = 1e-30f;
+#pragma unroll
+  for (int j = 0; j < G::kCount; j++) {
+    TokenPairs pair;
+    pair.load(pairs + (g * G::kCount + j) * 32, g, tail);
+#pragma unroll
+    for (int kb = 0; kb < 4; kb++) {
+      float step[2], min[2];
+      pair.values(kb, lane, step, min);
+#pragma unroll
+      for (int h = 0; h < 2; h++) {
+        w.zero[j] = fmaf(s[2 * kb + h][0], min[h], w.zero[j]);
+        y[j][2 * kb + h] = s[2 * kb + h][0] * step[h];
+        largest = fmaxf(largest, y[j][2 * kb + h]);
+      }
+    }
+  }
+  largest = rows_max(largest);
+  const float unit = largest * (1.0f / 65535), inverse = reciprocal_fast(unit);
+  uint32_t b[G::kCount][4];
+#pragma unroll
+  for (int j = 0; j < G::kCount; j++) {
+#pragma unroll
+    for (int kb = 0; kb < 4; kb++) {
+      // The low 16 bits of a float above 2^23 are its integer part.
+      uint32_t x = bits_of(fmaf(y[j][2 * kb], inverse, 8388608.0f)), z = bits_of(fmaf(y[j][2 * kb + 1], inverse, 8388608.0f));
+      b[j][kb] = transpose(__byte_perm(x, z, 0x4051));
+    }
+  }
+  Slice<F, kTiles, QKV_TILE> slice;
+#pragma unroll
+  for (int m = 0; m < kRows; m++) {
+    if (m % kTiles == 0) slice.load(codes, lane, m / kTiles);
+    int sum[4] = {};
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+      uint32_t a[4];
+      integer_fragment(slice, m % kTiles, k, a);
+      const uint32_t bits[2] = {b[m / 2 / G::kRun][2 * k], b[m / 2 / G::kRun][2 * k + 1]};
+      mma_u8_u8(sum, a, bits);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      w.o[m][h] = fmaf(join(sum[2 * h], sum[2 * h + 1]), unit * power_of_two(-F::position(m, h)), w.o[m][h]);
+    }
+  }
+}
+
+// Exact rows: tokens [first, end), at most 16. The two columns of a query take its parts, and its weights'.
+template <bool Bfloat, int DK, int DV, int Zeros>
+__device__ __forceinline__ void integer_row_step(const IntegerQuery<DK>& q, const RowMemory& keys, const RowMemory& values,
+                                                 int32_t first, int32_t end, const View<kIntegerColumns>& view, float factor, float cap,
+                                                 uint32_t lane, uint8_t* stage, IntegerState<DV, Zeros>& w) {
+  float sum[1][4] = {};
+  key_rows<Bfloat, DK, 1, 1>(&q.rows, keys, first, end, lane, sum);
+  float s[2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    int32_t token = first + (int32_t)lane / 4 + 8 * h;
+    s[h] = (sum[0][2 * h] + sum[0][2 * h + 1]) * factor;
+    if (cap > 0) s[h] = soft_cap(s[h], cap);
+    if (token >= end || !view.sees(lane % 4, token)) s[h] = -kInfinity;
+  }
+  float most = fmaxf(s[0], s[1]);
+  if (__any_sync(kAllLanes, most - w.reference[0] > kLimitAbove)) w.move(most);
+  uint32_t b[1][1][2];
+#pragma unroll
+  for (int h = 0; h < 2; h++) {
+    float x = exp2_fast(s[h] - w.reference[0]);
+    w.sum[0] += x;
+    uint16_t high = to_row_type(x, Bfloat), low = to_row_type(x - from_row_type(high, Bfloat), Bfloat);
+    b[0][0][h] = transpose(high | (uint32_t)low << 16);
+  }
+  value_rows<Bfloat, DV, 1, 1>(values, first, end, b, lane, stage, [&](int m, int, const float (&d)[4]) {
+    w.o[m][0] += d[0] + d[1];
+    w.o[m][1] += d[2] + d[3];
+  });
+}
+
+// The integer path of affine key format KF and value format VF.
+template <class KF, class VF, int DK, int DV>
+struct IntegerPath {
+  static constexpr int kKeyDim = DK, kValueDim = DV, kUnitColumns = kIntegerColumns;
+  using Query = IntegerQuery<DK>;
+  using Fold = IntegerFold<DK>;
+  using State = IntegerState<DV, Groups<VF, DV>::kCount>;
+
+  static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
+    using G = Groups<KF, DK>;
+    load_query<KF::kChannel, KF::kChannel ? 1 : G::kRun, G::kCount, DK>(p, u, q, warp, lane);
+  }
+
+  static __device__ __forceinline__ void scores(const QkvAttend& p, const Query& q, const uint8_t* page, uint32_t lane,
+                                                uint8_t*, Fold& fold, float (&s)[8][1]) {
+    integer_scores<KF, DK>(q, page + p.at[0].codes, page + p.at[0].pairs, lane, fold, s);
+  }
+
+  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* page, uint32_t lane, int tail,
+                                                const float (&factor)[1], uint8_t*, float (&s)[8][1], State& w) {
+    integer_values<VF, DV>(page + p.at[1].codes, page + p.at[1].pairs, lane, tail, factor[0], s, w);
+  }
+
+  static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t, uint32_t lane, State& w) {
+    using G = Groups<VF, DV>;
+#pragma unroll
+    for (int j = 0; j < G::kCount; j++) {
+      float zero = rows_sum(w.zero[j]);
+#pragma unroll
+      for (int m = j * 2 * G::kRun; m < (j + 1) * 2 * G::kRun && m < DV / 16; m++) w.o[m][0] += zero, w.o[m][1] += zero;
+    }
+    if (p.format[1].rotate) rotate_output<DV>(w, p.format[1].rotate, lane);
+  }
+
+  template <bool Bfloat>
+  static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
+                                             int32_t end, const View<kIntegerColumns>& view, const float (&factor)[1], float cap,
+                                             uint32_t lane, uint8_t* stage, State& w) {
+    integer_row_step<Bfloat, DK, DV>(q, keys, values, first, end, view, factor[0], cap, lane, stage, w);
+  }
+};
+
+}  // namespace qkv

@@ -1,0 +1,73 @@
+// Pairs and scales of a page's tokens, and of its channels.
+#pragma once
+#include "codes.cuh"
+
+namespace qkv {
+
+// Lane 4n + t's part of an 8 x 8 operand B that takes the step of a pair to every column.
+__device__ __forceinline__ uint32_t step_operand(uint32_t lane) { return lane % 4 == 0 ? 0x3c00 : 0; }
+
+// One that takes the min to even columns and the step to odd ones.
+__device__ __forceinline__ uint32_t min_step_operand(uint32_t lane) {
+  return lane % 4 != 0 ? 0 : lane / 4 % 2 == 0 ? 0x3c000000 : 0x3c00;
+}
+
+// (step, min) pairs, or scales, of the lane's eight tokens: g, g + 8, ..
+struct TokenPairs {
+  uint32_t bits[8];
+
+  // `from`: those of row g. Tokens at or beyond `tail` do not exist: what lies there may be anything.
+  __device__ __forceinline__ void load(const uint8_t* from, uint32_t g, int tail = QKV_TILE) {
+    uint4 a = load_cached16(from), b = load_cached16(from + 16);
+    bits[0] = a.x, bits[1] = a.y, bits[2] = a.z, bits[3] = a.w;
+    bits[4] = b.x, bits[5] = b.y, bits[6] = b.z, bits[7] = b.w;
+    if (tail < QKV_TILE) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+        if (8 * i + (int)g >= tail) bits[i] = 0;
+      }
+    }
+  }
+
+  // Largest step, in the low half.
+  __device__ __forceinline__ uint32_t most_half() const {
+    uint32_t most = bits[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) most = max_half2(most, bits[i]);
+    return most;
+  }
+
+  __device__ __forceinline__ float most_float() const {
+    float most = from_bits(bits[0]);
+#pragma unroll
+    for (int i = 1; i < 8; i++) most = fmaxf(most, from_bits(bits[i]));
+    return most;
+  }
+
+  // Steps and mins of tokens 16 kb + g and 16 kb + g + 8.
+  __device__ __forceinline__ void values(int kb, uint32_t lane, float (&step)[2], float (&min)[2]) const {
+    float q[4] = {};
+    mma_f16_k8(q, bits[2 * kb], bits[2 * kb + 1], min_step_operand(lane));
+    step[0] = q[1], step[1] = q[3];
+    min[0] = q[0], min[1] = q[2];
+  }
+};
+
+// Steps (or mins) of a per-channel group of keys, of lane t: of 16 channels each those at 2t, 2t + 1, 2t + 8 and 2t + 9.
+template <int D>
+__device__ __forceinline__ void load_channels(const uint8_t* section, uint32_t t, uint2 (&x)[D / 16]) {
+  const uint8_t* from = section + t * (D / 2);
+  if constexpr (D % 32 == 0) {
+#pragma unroll
+    for (int i = 0; i < D / 32; i++) {
+      uint4 v = load_cached16(from + 16 * i);
+      x[2 * i] = make_uint2(v.x, v.y);
+      x[2 * i + 1] = make_uint2(v.z, v.w);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) x[i] = load_cached8(from + 8 * i);
+  }
+}
+
+}  // namespace qkv

@@ -1,0 +1,5 @@
+// Pages of E4M3, scales of any kind.
+#include "attend/instance.cuh"
+
+QKV_ATTEND(qkv_attend_e4m3_half_64, 3, 21024, qkv::Half<qkv::E4m3, qkv::E4m3, 64>)
+QKV_ATTEND(qkv_attend_e4m3_half_128, 3, 25376, qkv::Half<qkv::E4m3, qkv::E4m3, 128>)

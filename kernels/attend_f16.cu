@@ -1,0 +1,5 @@
+// Pages of f16.
+#include "attend/instance.cuh"
+
+QKV_ATTEND(qkv_attend_f16_half_64, 3, 21024, qkv::Half<qkv::HalfFloat, qkv::HalfFloat, 64>)
+QKV_ATTEND(qkv_attend_f16_half_128, 3, 25376, qkv::Half<qkv::HalfFloat, qkv::HalfFloat, 128>)

@@ -1,0 +1,372 @@
+// Attention of a step's new tokens over what their sequence held before the step, decoded, and over themselves, exact: flash
+// attention (Dao 2023) over tiles of 64 tokens.
+//
+// A block has 64 query rows of one kv head of one sequence; a row is a (new token, query head of the group), so a group shares its
+// keys and values. Four warps have 16 rows each; where values have more than 128 channels, whose sums would not fit the registers,
+// eight warps, two a set of rows, each with one half of the channels (and both with the scores). Tiles of closed pages come first, then the exact rows: sinks, window, new tokens
+// (`ExactRows`). Tiles outside what any row sees are skipped, tiles that all rows see wholly take no mask.
+//
+// Rotated keys: their pages are scored by the rotated query. Rotated values: sums of pages are rotated back once, before exact rows
+// join. Centred keys: the mean joins the score as q · mean, which costs nothing, being added with the maximum. Queries are
+// multiplied by a power of two a row, so that f16 holds them, whatever the model's type.
+//
+// A weight is 2^(score - maximum + 7): the 7 keeps small ones out of f16's subnormal numbers. The maximum is followed at once, so
+// that the weight of a score that outweighs all others is a power of two, which f16 holds: sums are of weights as they are, not as
+// f16 rounds them, which keeps the LSE exact.
+//
+// A value that is no number must not reach rows that do not see its token, and 0 * NaN is NaN: in tiles with a mask such values
+// are looked for, set to 0, and the sums of rows that do see them are set to NaN.
+#pragma once
+#include "prefill_pages.cuh"
+#include "prefill_queries.cuh"
+#include "prefill_rows.cuh"
+#include "prefill_tile.cuh"
+
+namespace qkv {
+
+// Tokens that a query sees.
+__device__ __forceinline__ Span visible(const QkvPrefill& p, int32_t position, int32_t total) {
+  Span s = {p.sliding_window ? max(position + 1 - (int32_t)p.sliding_window, 0) : 0, position + 1};
+  for (uint32_t i = 0; i < p.ranges; i++) {
+    const int32_t *range = (const int32_t*)p.bidirectional + 2 * i, start = __ldg(range), end = __ldg(range + 1);
+    if (start <= position && position < end) {
+      s.from = min(s.from, max(start, 0));
+      s.to = max(s.to, end);
+    }
+  }
+  s.to = min(s.to, total);
+  return s;
+}
+
+// A tile: 64 columns, from token (page) or slot `first`; `count` of them exist.
+struct Tile {
+  bool page;
+  int32_t first, count;
+  const uint8_t* data;
+};
+
+// Columns [from, to) of a tile that a row sees.
+__device__ __forceinline__ Span columns(int32_t packed, int32_t sink_slots, const Tile& tile, Span s) {
+  if (tile.page) {
+    return {max(s.from, sink_slots) - tile.first, min(s.to, packed) - tile.first};
+  }
+  // Tokens that lie in pages have no slot.
+  auto slot = [&](int32_t token) {
+    return token < packed ? min(token, sink_slots) : token - packed + sink_slots;
+  };
+  return {slot(s.from) - tile.first, slot(s.to) - tile.first};
+}
+
+__device__ __forceinline__ bool sees(Span s, int32_t column) { return column >= s.from && column < s.to; }
+
+// cap * tanh(x / cap), in log2 units.
+__device__ __forceinline__ float capped(float x, float cap) {
+  return cap * kLog2e * (1.0f - 2.0f / (1.0f + exp2_fast(2.0f * kLog2e / cap * x)));
+}
+
+// Four neighbouring channels of a row of vectors.
+__device__ __forceinline__ void store4(const QkvTensor& t, int64_t at, const float* x) {
+  if (t.dtype == QKV_F32) {
+    *(float4*)((float*)t.data + at) = make_float4(x[0], x[1], x[2], x[3]);
+    return;
+  }
+  uint32_t h[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) h[i] = t.dtype == QKV_F16 ? float_to_half(x[i]) : float_to_bfloat(x[i]);
+  *(uint2*)((uint16_t*)t.data + at) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
+}
+
+template <int DK, int DV>
+__device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
+  using S = PrefillShared<DK, DV>;
+  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
+  // First value channel of this warp, and its number of sums.
+  const uint32_t channel = threadIdx.x / 128 * S::kSummed;
+  constexpr int N = S::kSummed / 8;
+  Work w;
+  // The last rows see most: they begin first.
+  const uint32_t unit = blockIdx.x / p.row_blocks, row_block = p.row_blocks - 1 - blockIdx.x % p.row_blocks;
+  w.head = unit % p.heads;
+  w.sequence = unit / p.heads;
+  w.s = ((const QkvSequence*)p.step)[w.sequence];
+  QkvStatus* status = (QkvStatus*)p.status;
+  if (w.s.tokens > (int32_t)p.max_query_len && row_block == 0 && w.head == 0 && threadIdx.x == 0) {
+    atomicAdd(&status->bad_rows, 1);
+  }
+  w.first = row_block * kQueryRows;
+  w.rows = min(w.s.tokens, (int32_t)p.max_query_len) * p.group;
+  // Rows of the step buffer are below the tensors' own; a buffer of another step could name others.
+  if (w.first >= w.rows || w.s.first_row < 0 || w.s.first_row + w.s.tokens > (int32_t)p.rows) return;
+
+  const int32_t total = w.s.old_len + w.s.tokens, packed = w.s.old_packed;
+  const int32_t sink_slots = packed > 0 ? min((int32_t)p.sinks, packed) : 0;
+  // Made where it is needed: it would hold many registers.
+  auto exact = [&](int op) {
+    const uint32_t dim = p.at[op].dim;
+    const uint64_t seat_head = (uint64_t)max(w.s.seat, 0) * p.heads + w.head;
+    return ExactRows{p.input[op], (const uint16_t*)p.sink[op] + seat_head * p.sinks * dim,
+                     (const uint16_t*)p.window[op] + seat_head * p.window_rows * dim, p.window_rows, p.sinks, p.window_dtype, dim,
+                     w.head, w.s.first_row, w.s.old_len, packed, sink_slots, rows_are_vectors(p.input[op])};
+  };
+  // Rows in bf16: the window's and sinks', and the input's.
+  const bool bf16 = (p.window_dtype == QKV_BF16 && w.s.old_len > (p.window_rows ? 0 : packed)) || p.input[0].dtype == QKV_BF16;
+  const bool bf16_values =
+      (p.window_dtype == QKV_BF16 && w.s.old_len > (p.window_rows ? 0 : packed)) || p.input[1].dtype == QKV_BF16;
+
+  // What the 64 rows see: a lane looks at two of them.
+  Span span[2], any = {INT32_MAX, 0}, all = {0, INT32_MAX};
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const int32_t flat = w.first + 32 * i + lane;
+    span[i] = {0, 0};
+    if (flat < w.rows) {
+      span[i] = visible(p, w.s.old_len + flat / (int32_t)p.group, total);
+      any = {min(any.from, span[i].from), max(any.to, span[i].to)};
+      all = {max(all.from, span[i].from), min(all.to, span[i].to)};
+    }
+  }
+  any = {__reduce_min_sync(0xffffffff, any.from), __reduce_max_sync(0xffffffff, any.to)};
+  all = {__reduce_max_sync(0xffffffff, all.from), __reduce_min_sync(0xffffffff, all.to)};
+  // This thread's rows are g and g + 8 of the warp's.
+  auto mine = [&](uint32_t r) {
+    Span s = {__shfl_sync(0xffffffff, span[0].from, r % 32), __shfl_sync(0xffffffff, span[0].to, r % 32)};
+    Span u = {__shfl_sync(0xffffffff, span[1].from, r % 32), __shfl_sync(0xffffffff, span[1].to, r % 32)};
+    return r < 32 ? s : u;
+  };
+  const Span upper = mine(16 * warp + g), lower = mine(16 * warp + g + 8);
+
+  // Tiles: pages that hold something to see, then exact rows.
+  const int32_t page_from = max(any.from, sink_slots), page_to = min(any.to, packed);
+  const int32_t first_page = page_from / QKV_TILE, pages = page_from < page_to ? (page_to + QKV_TILE - 1) / QKV_TILE - first_page : 0;
+  const Span slots = columns(packed, sink_slots, {false, 0, 0, nullptr}, any);
+  const int32_t tiles = pages + (max(slots.to - slots.from, 0) + QKV_TILE - 1) / QKV_TILE;
+  auto tile_at = [&](int32_t i) {
+    Tile x;
+    x.page = i < pages;
+    x.data = nullptr;
+    if (x.page) {
+      x.first = (first_page + i) * QKV_TILE;
+      x.count = min(packed - x.first, QKV_TILE);
+      int32_t block = -1;
+      if (first_page + i < (int32_t)p.table_width) block = __ldg((const int32_t*)p.block_tables + (uint64_t)w.sequence * p.table_width + first_page + i);
+      if ((uint32_t)block < p.blocks) x.data = (const uint8_t*)p.pages + ((uint64_t)(uint32_t)block * p.heads + w.head) * p.page_bytes;
+    } else {
+      x.first = slots.from + (i - pages) * QKV_TILE;
+      x.count = min(slots.to - x.first, QKV_TILE);
+    }
+    return x;
+  };
+  auto scale_of = [&](int op) { return p.scales[op] ? __ldg((const float*)p.scales[op] + w.head) : 1.0f; };
+  auto shift_of = [](uint32_t group) -> uint32_t { return group & (group - 1) ? 31 : 31 - __clz(group | 1); };
+  float* scratch = (float*)(shared + S::kKey + 2 * DK);
+  Staged keys = {p.format[0], p.at[0], shared + S::kKey, kRowBytes<DK>, scratch, kRowBytes<DK> / 4, 0, scale_of(0), shift_of(p.format[0].group), 1.0f};
+  Staged values = {p.format[1], p.at[1], shared + S::kValue, kRowBytes<DV>, scratch, kRowBytes<DK> / 4, 0, scale_of(1), shift_of(p.format[1].group), 1.0f};
+
+  // Channels that the head does not have: pages do not write them.
+  auto clear_keys = [&] {
+    const uint32_t vectors = (DK - p.at[0].dim) / 8;
+    for (uint32_t i = threadIdx.x; i < QKV_TILE * vectors; i += blockDim.x) {
+      *(uint4*)(keys.tile + i / vectors * kRowBytes<DK> + 2 * p.at[0].dim + i % vectors * 16) = make_uint4(0, 0, 0, 0);
+    }
+  };
+  if (pages > 0) {
+    clear_keys();
+    for (uint32_t i = threadIdx.x; i < (DV - p.at[1].dim) * 8; i += blockDim.x) {
+      ((uint4*)(values.tile + p.at[1].dim * kChannelBytes))[i] = make_uint4(0, 0, 0, 0);
+    }
+  }
+
+  float out[N][4], reference[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f}, out_factor = 1.0f;
+#pragma unroll
+  for (int n = 0; n < N; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
+  const uint32_t queries = shared_address(shared + S::kQuery) + (16 * warp + (lane & 15)) * kRowBytes<DK> + (lane >> 4) * 16;
+  const uint32_t key_rows = shared_address(keys.tile) + ((lane & 7) + (lane >> 4) * 8) * kRowBytes<DK> + (lane >> 3 & 1) * 16;
+  const uint32_t page_channels = shared_address(values.tile) + channel * kChannelBytes;
+  const uint32_t row_channels = shared_address(values.tile) + 2 * channel;
+  const uint8_t* query_row = shared + S::kQuery + (16 * warp + g) * kRowBytes<DK> + S::kRow;
+
+  Tile tile = {false, 0, 0, nullptr};
+  uint32_t weights[4][4];
+  // Whether this thread saw pairs that need the slow way.
+  bool wide = false;
+  // A tile's keys are staged while the values of the one before are weighed; so turn -1 stages the first ones only.
+#pragma unroll 1
+  for (int32_t i = -1; i < tiles; i++) {
+    const bool live = i >= 0 && !(tile.page && !tile.data), page = tile.page;
+    if (i >= 0 && (i == 0 || i == pages)) {
+      // Exact rows are as they are, for the query as it is.
+      if (i > 0 && p.format[1].rotate) rotate_back(out, p.format[1].rotate);
+      load_queries<DK, DV>(p, w, shared, page);
+    }
+    copy_wait();
+    if (__syncthreads_or(wide)) {
+      stage_affine_wide<false>(keys, tile.data);
+      __syncthreads();
+    }
+    wide = false;
+    if (live) {
+      if (page) {
+        wide = stage_page<true>(values, tile.data);
+      } else {
+        stage_rows<DV>(values, exact(1), tile.first, tile.count, bf16_values);
+      }
+      float d[8][4];
+      scores<DK>(d, queries, key_rows);
+      float2 factors[2] = {*(const float2*)query_row, *(const float2*)(query_row + 8 * kRowBytes<DK>)};
+      float f[2], shift[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        f[r] = factors[r].x * keys.factor;
+        // Never 0, which would make NaN of what is masked.
+        f[r] = f[r] < 1e-37f ? 1e-37f : f[r];
+        shift[r] = page ? factors[r].y : 0.0f;
+      }
+      if (p.softcap > 0.0f) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) d[n][e] = capped(fmaf(d[n][e], f[e / 2], shift[e / 2]), p.softcap);
+        }
+        f[0] = f[1] = 1.0f;
+        shift[0] = shift[1] = 0.0f;
+      }
+      const Span whole = columns(packed, sink_slots, tile, all);
+      const bool masked = whole.from > 0 || whole.to < QKV_TILE;
+      if (masked) {
+        const Span a = columns(packed, sink_slots, tile, upper), b = columns(packed, sink_slots, tile, lower);
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) {
+            if (!sees(e < 2 ? a : b, 8 * n + 2 * t + e % 2)) d[n][e] = -kInfinity;
+          }
+        }
+      }
+      // The largest score of each row; NaN is never larger, it comes back through the sum.
+      float top[2] = {d[0][0], d[0][2]}, base[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+#pragma unroll
+        for (int n = 0; n < 8; n++) top[r] = fmaxf(top[r], fmaxf(d[n][2 * r], d[n][2 * r + 1]));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffff, top[r], 1));
+        top[r] = fmaxf(top[r], __shfl_xor_sync(0xffffffff, top[r], 2));
+        top[r] = fmaf(top[r], f[r], shift[r]);
+      }
+      if (__any_sync(0xffffffff, top[0] > reference[0] || top[1] > reference[1])) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+          const bool moves = top[r] > reference[r];
+          const float down = moves ? exp2_fast(reference[r] - top[r]) : 1.0f;
+          reference[r] = moves ? top[r] : reference[r];
+          sum[r] *= down;
+#pragma unroll
+          for (int n = 0; n < N; n++) out[n][2 * r] *= down, out[n][2 * r + 1] *= down;
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        base[r] = shift[r] - (reference[r] == -kInfinity ? 0.0f : reference[r]) + kLift;
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+          const float x = exp2_fast(fmaf(d[n][2 * r], f[r], base[r])), y = exp2_fast(fmaf(d[n][2 * r + 1], f[r], base[r]));
+          sum[r] += x + y;
+          weights[n / 2][n % 2 * 2 + r] = pack_half2(x, y);
+        }
+      }
+
+      copy_wait();
+      if (__syncthreads_or(wide)) {
+        stage_affine_wide<true>(values, tile.data);
+        __syncthreads();
+      }
+      if (masked && __syncthreads_or(values_not_finite<DV>(values.tile, page))) {
+        poison<DV>(out, values.tile, page, (uint32_t*)keys.tile, channel, columns(packed, sink_slots, tile, upper), columns(packed, sink_slots, tile, lower));
+        clear_keys();
+      }
+      if (values.factor != out_factor) {
+        const float ratio = i == 0 ? 0.0f : out_factor / values.factor;
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) out[n][e] *= ratio;
+        }
+        out_factor = values.factor;
+      }
+      wide = false;
+    } else if (i >= 0 && threadIdx.x == 0) {
+      // A page that does not exist is left out and counted.
+      atomicAdd(&status->missing_blocks, 1);
+    }
+    if (i + 1 < tiles) {
+      tile = tile_at(i + 1);
+      if (!tile.page) {
+        stage_rows<DK>(keys, exact(0), tile.first, tile.count, bf16);
+      } else if (tile.data) {
+        wide = stage_page<false>(keys, tile.data);
+      }
+    }
+    if (live && page) weigh<DV, true>(out, weights, page_channels);
+    if (live && !page) weigh<DV, false>(out, weights, row_channels);
+  }
+
+  // The sink logit joins, sums of the lanes of a row come together; rows go out by way of shared memory.
+  __syncthreads();
+  float* rows = (float*)shared;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int32_t flat = w.first + 16 * warp + g + 8 * r;
+    float l = sum[r], m = (reference[r] == -kInfinity ? 0.0f : reference[r]) - kLift, factor = out_factor;
+    l += __shfl_xor_sync(0xffffffff, l, 1);
+    l += __shfl_xor_sync(0xffffffff, l, 2);
+    const uint32_t head = w.head * p.group + flat % p.group;
+    if (p.sink_logits) {
+      const float logit = __ldg((const float*)p.sink_logits + head) * kLog2e;
+      if (logit != -kInfinity) {
+        const float high = l == 0.0f ? logit : fmaxf(m, logit), down = l == 0.0f ? 0.0f : exp2_fast(m - high);
+        l = l * down + exp2_fast(logit - high);
+        factor *= down;
+        m = high;
+      }
+    }
+    const bool nothing = l == 0.0f;
+    factor = nothing ? 0.0f : factor / l;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+      *(float2*)(rows + (16 * warp + g + 8 * r) * (DV + 8) + channel + 8 * n + 2 * t) = make_float2(out[n][2 * r] * factor, out[n][2 * r + 1] * factor);
+    }
+    if (p.lse && t == 0 && channel == 0 && flat < w.rows) {
+      const uint64_t token = w.s.first_row + flat / p.group;
+      ((float*)p.lse)[token * p.out.heads + head] = nothing ? -kInfinity : (m + log2f(l)) * kLn2;
+    }
+  }
+  __syncthreads();
+  const bool vectors = rows_are_vectors(p.out);
+#pragma unroll 1
+  for (int32_t r = threadIdx.x / 32; r < kQueryRows; r += S::kWarps) {
+    const int32_t flat = w.first + r;
+    if (flat >= w.rows) break;
+    const int64_t at = row_offset(p.out, w.s.first_row + flat / p.group, w.head * p.group + flat % p.group);
+#pragma unroll 1
+    for (uint32_t c = 4 * lane; c < p.out.dim; c += 128) {
+      const float4 v = *(const float4*)(rows + r * (DV + 8) + c);
+      const float x[4] = {v.x, v.y, v.z, v.w};
+      if (vectors) {
+        store4(p.out, at + c, x);
+      } else {
+#pragma unroll
+        for (int k = 0; k < 4; k++) store_element(p.out, at + (c + k) * p.out.strides[3], x[k]);
+      }
+    }
+  }
+}
+
+}  // namespace qkv
+
+extern __shared__ uint4 prefill_shared[];
+
+// An instance: heads of up to DK and DV channels, at least BLOCKS blocks an SM.
+#define QKV_PREFILL(DK, DV, BLOCKS)                                                        \
+  extern "C" __global__ void __launch_bounds__(32 * qkv::PrefillShared<DK, DV>::kWarps, BLOCKS) qkv_prefill_##DK##_##DV(      \
+      const __grid_constant__ QkvPrefill p) {                                             \
+    qkv::prefill<DK, DV>(p, (uint8_t*)prefill_shared);                                     \
+  }

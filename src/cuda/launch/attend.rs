@@ -1,0 +1,205 @@
+use super::append::{LayerParts, layer_of};
+use super::instances::{Instance, instance};
+use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
+use crate::config::CacheConfig;
+use crate::cuda::abi::QkvAttend;
+use crate::cuda::device::Kernel;
+use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
+use crate::error::{Error, Result};
+use crate::layout::TILE;
+use crate::tensor::Dtype;
+
+const THREADS: u32 = 128;
+
+/// f32 elements of workspace that [`attend`] needs on this device, whatever the batch.
+///
+/// # Errors
+/// As [`CacheConfig::validate`]; [`Error::Unsupported`] for head dims without a kernel.
+pub fn attend_workspace(device: &Device, config: &CacheConfig) -> Result<usize> {
+    config.validate()?;
+    let of = |i: &Instance| i.blocks(device) as usize * 2 * i.columns * (config.value_dim + 2);
+    let mut most = 0;
+    for l in &config.layers {
+        // Few columns, and more than fixed point takes.
+        for columns in [1, usize::MAX] {
+            let i = instance((config.key_dim, config.value_dim), l, columns, true)?;
+            most = most.max(of(i));
+        }
+    }
+    Ok(most)
+}
+
+/// Whether queries and weights may be in fixed point: not where 8-bit products are slow.
+fn integer_is_fast(device: &Device) -> bool {
+    device.compute_capability() != 103
+}
+
+/// Attention of the step's new tokens over one layer, as the cache is after this layer's [`append`](super::append): pages, window
+/// and sinks, in one launch, and a small second one that joins what blocks shared.
+///
+/// `q` is `[rows, query heads, key_dim]` in f16 or bf16, `out` `[rows, query heads, value_dim]` in any type; `lse`, f32
+/// `[rows, query heads]`, gets natural logarithms. Query head h reads kv head `h / (query heads / kv heads)`. Query i of a sequence's
+/// n stands at token `len - n + i` and sees tokens up to itself, with a sliding window only that many. A row that sees
+/// nothing has output 0 and LSE -inf (its sink logit where there is one). A row with NaN or infinity in its query is NaN.
+/// Rows of no sequence are left as they are.
+///
+/// It is made for decoding and speculation: up to 8 rows of a kv head (queries times its query heads) share one pass over
+/// the pages; more take a pass for each 8. Use [`prefill`](super::prefill) for long chunks.
+///
+/// `max_query_len` is the most new tokens that a sequence of the batch has. One that has more is left out, and counted in the
+/// status as `bad_rows`. A page whose block is outside the pool takes no part and is counted as `missing_blocks`.
+///
+/// `batch`, `memory` and `step` are those of `begin_step` and `append`, which come before on the same stream. `workspace` has
+/// [`attend_workspace`] elements; what it holds does not matter, but no other launch may use it at the same time. For a given batch
+/// and device the result has the same bits every time.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
+/// [`Error::Unsupported`] for f32 queries,
+/// bidirectional ranges, factors that are not finite, query heads that kv heads do not divide, or head dims without a
+/// kernel; [`Error::Cuda`] if a launch fails.
+#[allow(clippy::too_many_arguments)]
+pub fn attend(
+    device: &Device,
+    stream: RawStream<'_>,
+    config: &CacheConfig,
+    layer: usize,
+    q: &DeviceTensor<'_>,
+    params: &DeviceAttendParams<'_>,
+    max_query_len: usize,
+    batch: &DeviceBatch<'_>,
+    memory: &LayerMemory<'_>,
+    step: &StepMemory<'_>,
+    out: &mut DeviceTensorMut<'_>,
+    lse: Option<DeviceSliceMut<'_, f32>>,
+    workspace: DeviceSliceMut<'_, f32>,
+) -> Result<()> {
+    config.validate()?;
+    let (c, l) = (config, layer_of(config, layer)?);
+    let (rows, sequences) = (batch.rows(), batch.sequences());
+    let query_heads = q.dims()[1];
+    let no = |what, got: String, why: &str| Err(Error::Unsupported { what, got, why: why.into() });
+    if query_heads == 0 || !query_heads.is_multiple_of(c.kv_heads) {
+        return no(
+            "query heads",
+            query_heads.to_string(),
+            &format!("a multiple of the {} kv heads is needed", c.kv_heads),
+        );
+    }
+    check::same_dims("q", [rows, query_heads, c.key_dim], q.dims())?;
+    check::same_dims("out", [rows, query_heads, c.value_dim], out.dims())?;
+    check::sizes("q", q.dims())?;
+    params.check(query_heads)?;
+    if q.dtype() == Dtype::F32 {
+        return no("q", "F32".into(), "queries on the GPU are F16 or BF16; convert them");
+    }
+    if params.bidirectional.is_some_and(|b| !b.is_empty()) {
+        return no("bidirectional", "ranges".into(), "only prefill takes them");
+    }
+    let group = query_heads / c.kv_heads;
+    if max_query_len == 0 {
+        return no("max_query_len", "0".into(), "it is the most new tokens that a sequence has, at least 1");
+    }
+    if let Some(lse) = &lse {
+        check::len("lse", rows * query_heads, lse.len())?;
+        if !lse.is_empty() {
+            check::address("lse", lse.address(), 4)?;
+        }
+    }
+    check::home(
+        device,
+        [
+            ("q", q.device()),
+            ("out", out.device()),
+            ("lse", lse.as_ref().and_then(DeviceSliceMut::device)),
+            ("workspace", workspace.device()),
+            ("sink_logits", params.sink_logits.and_then(|s| s.device())),
+        ],
+    )?;
+    memory.home(device)?;
+    step.home(device)?;
+    batch.home(device)?;
+    let dims = (c.key_dim, c.value_dim);
+    let i = instance(
+        dims,
+        l,
+        group.saturating_mul(max_query_len),
+        !params.exact_queries && integer_is_fast(device),
+    )?;
+    let parts = LayerParts::new(c, l, memory)?;
+    check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
+    check::address("workspace", workspace.address(), 4)?;
+    if rows == 0 || sequences == 0 {
+        return Ok(());
+    }
+    check::count("rows", rows)?;
+    step.check(c, sequences, rows)?;
+    let width = batch.table_width()?;
+    check::address("block_tables", batch.block_tables().address(), 4)?;
+    if i.shared > device.shared_limit() {
+        return no(
+            "head dims",
+            format!("{} and {}", c.key_dim, c.value_dim),
+            "the device has too little shared memory",
+        );
+    }
+    let column_blocks = group.saturating_mul(max_query_len.min(rows)).div_ceil(i.columns);
+    let per_sequence = c.kv_heads.saturating_mul(column_blocks);
+    let units = sequences.checked_mul(per_sequence).filter(|n| *n <= i32::MAX as usize);
+    let Some(units) = units else {
+        return Err(Error::Capacity {
+            what: "units of a launch (sequences x kv heads x column blocks)",
+            needed: sequences.saturating_mul(per_sequence),
+            available: i32::MAX as usize,
+            help: "attend fewer sequences at a time",
+        });
+    };
+    // Costs in units of 256 bytes; a unit costs about what loading its queries and merging its warps takes.
+    let weight = |bytes: usize| (bytes / 256).max(1) as u32;
+    let blocks_launched = i.blocks(device);
+    let p = QkvAttend {
+        q: q.parameters(),
+        out: out.as_ref().parameters(),
+        format: [parameters::format(&l.key), parameters::format(&l.value)],
+        at: [parameters::operand(&parts.pages.key, false), parameters::operand(&parts.pages.value, true)],
+        window: parts.window,
+        sink: parts.sink,
+        scales: parts.scales,
+        means: parts.means,
+        pages: memory.pages.address(),
+        step: step.step.address(),
+        block_tables: batch.block_tables().address(),
+        lse: lse.as_ref().map_or(0, DeviceSliceMut::address),
+        sink_logits: params.sink_logits.map_or(0, |s| s.address()),
+        workspace: workspace.address(),
+        status: step.status.address(),
+        heads: c.kv_heads as u32,
+        group: group as u32,
+        sequences: sequences as u32,
+        table_width: width as u32,
+        blocks: parts.blocks as u32,
+        page_bytes: parts.pages.page_bytes as u32,
+        window_rows: c.window_rows() as u32,
+        sinks: c.sinks as u32,
+        window_dtype: parts.window_dtype,
+        direct: u32::from(c.residual.is_none()),
+        max_query: max_query_len.min(rows) as u32,
+        columns: i.columns as u32,
+        column_blocks: column_blocks as u32,
+        sliding_window: l.sliding_window.map_or(0, |w| w.min(i32::MAX as usize) as u32),
+        page_weight: weight(parts.pages.page_bytes),
+        row_weight: weight(TILE * 2 * (c.key_dim + c.value_dim)),
+        unit_weight: weight(4096),
+        blocks_launched,
+        scale: params.scale_for(c.key_dim),
+        softcap: params.softcap.unwrap_or(0.0),
+    };
+    let grid = Grid { blocks: blocks_launched, threads: THREADS, shared: i.shared };
+    // SAFETY: tensors, pages, rows, means, scales, step, tables and workspace have the sizes that the configuration gives and their
+    // alignment (above), and views were checked against their memory; the kernel checks blocks and lengths that it reads from
+    // the device against the numbers given here before it uses them.
+    unsafe { device.start(i.kernel, grid, stream, &p) }?;
+    let grid = Grid { blocks: units as u32, threads: THREADS, shared: 0 };
+    // SAFETY: as above; it reads what the launch before wrote to the workspace.
+    unsafe { device.start(Kernel::Combine, grid, stream, &p) }
+}

@@ -1,0 +1,207 @@
+use super::append::{LayerParts, layer_of};
+use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
+use crate::config::CacheConfig;
+use crate::cuda::abi::QkvPrefill;
+use crate::cuda::device::Kernel;
+use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
+use crate::error::{Error, Result};
+use crate::layout::TILE;
+use crate::tensor::Dtype;
+
+/// Threads of an instance: `kWarps` of `kernels/prefill.cuh`.
+const fn threads(value_dim: usize) -> u32 {
+    if value_dim > 128 { 256 } else { 128 }
+}
+
+/// Query rows of a block: `kQueryRows` of `kernels/prefill.cuh`.
+const ROWS: usize = 64;
+
+/// Instances: (kernel, channels of keys and of values at most), smallest first.
+const INSTANCES: [(Kernel, usize, usize); 5] = [
+    (Kernel::Prefill64, 64, 64),
+    (Kernel::Prefill96, 96, 96),
+    (Kernel::Prefill128, 128, 128),
+    (Kernel::Prefill192, 192, 128),
+    (Kernel::Prefill256, 256, 256),
+];
+
+/// Shared memory of an instance: `PrefillShared` of `kernels/prefill.cuh`. A tile of keys, one of values and the queries, rows of
+/// f16 with 16 bytes behind each.
+const fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
+    TILE * 2 * (key_dim + 8 + value_dim + 8) + ROWS * 2 * (key_dim + 8)
+}
+
+/// Attention of a step's new tokens over what their sequences held before the step, decoded, plus the new tokens themselves,
+/// exact: prompts and chunks of any length, in one launch. It runs after [`begin_step`](super::begin_step) and **before** this
+/// layer's [`append`](super::append), on the same stream, with the same `batch`, `memory` and `step`.
+///
+/// `q` is `[rows, query heads, key_dim]`, `k` `[rows, kv heads, key_dim]`, `v` `[rows, kv heads, value_dim]`, each f16 or bf16
+/// with any strides; `out` is `[rows, query heads, value_dim]` of f16, bf16 or f32. Query head h reads kv head
+/// `h / (query heads / kv heads)`. A query sees keys up to itself, with the layer's sliding window only that many; a query in one of
+/// `params.bidirectional` also sees all keys of the range. There is no ALiBi: no bias is added to
+/// scores.
+///
+/// `lse` gets `ln(sum of exp(logits))`, `[row][query head]`. A row whose logits are all -inf has output 0 and LSE -inf (its sink
+/// logit where there is one). NaN or infinity in a row of q makes that row NaN and no other. Rows of `out` and `lse` that belong
+/// to no sequence (padding, or a sequence that the step refused) are left as they are.
+///
+/// `max_query_len` is the largest number of new tokens of a sequence in this step; it sizes the launch. Where a sequence has
+/// more, its first `max_query_len` rows are served, the others are left as they are, and the status counts the sequence in
+/// [`bad_rows`](crate::cuda::CacheStatus::bad_rows). A page that the block table does not name is left out, and counted in
+/// [`missing_blocks`](crate::cuda::CacheStatus::missing_blocks) once a block of rows.
+///
+/// Keys, values and weights go through f16 tensor cores, sums are f32; bf16 is scaled by powers of two, so its range is kept.
+///
+/// # Errors
+/// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration or each
+/// other; [`Error::Unsupported`] for f32 queries, keys or values, heads of more than 256 channels, an f32 window, and
+/// parameters out of range; [`Error::Capacity`] for more blocks than a launch has; [`Error::Cuda`] if the launch fails.
+#[allow(clippy::too_many_arguments)]
+pub fn prefill(
+    device: &Device,
+    stream: RawStream<'_>,
+    config: &CacheConfig,
+    layer: usize,
+    q: &DeviceTensor<'_>,
+    k: &DeviceTensor<'_>,
+    v: &DeviceTensor<'_>,
+    params: &DeviceAttendParams<'_>,
+    max_query_len: usize,
+    batch: &DeviceBatch<'_>,
+    memory: &LayerMemory<'_>,
+    step: &StepMemory<'_>,
+    out: &mut DeviceTensorMut<'_>,
+    lse: Option<DeviceSliceMut<'_, f32>>,
+) -> Result<()> {
+    config.validate()?;
+    let (c, l) = (config, layer_of(config, layer)?);
+    let (rows, sequences) = (batch.rows(), batch.sequences());
+    let query_heads = q.dims()[1];
+    check::same_dims("q", [rows, query_heads, c.key_dim], q.dims())?;
+    check::same_dims("k", [rows, c.kv_heads, c.key_dim], k.dims())?;
+    check::same_dims("v", [rows, c.kv_heads, c.value_dim], v.dims())?;
+    check::same_dims("out", [rows, query_heads, c.value_dim], out.dims())?;
+    if query_heads == 0 || !query_heads.is_multiple_of(c.kv_heads) {
+        return Err(Error::Shape {
+            what: "q",
+            expected: format!(
+                "a multiple of {} query heads (each kv head serves the same number)",
+                c.kv_heads
+            ),
+            got: format!("{query_heads} query heads"),
+        });
+    }
+    for (what, x) in [("q", q), ("k", k), ("v", v)] {
+        if x.dtype() == Dtype::F32 {
+            return Err(Error::Unsupported {
+                what,
+                got: "F32".into(),
+                why: "prefill multiplies on f16 tensor cores; give F16 or BF16".into(),
+            });
+        }
+    }
+    let fits = |i: &&(Kernel, usize, usize)| c.key_dim <= i.1 && c.value_dim <= i.2;
+    let Some((kernel, key_dim, value_dim)) = INSTANCES.iter().find(fits) else {
+        return Err(Error::Unsupported {
+            what: "head dim",
+            got: format!("{} and {}", c.key_dim, c.value_dim),
+            why: "a block of prefill holds tiles of at most 256 channels in shared memory".into(),
+        });
+    };
+    params.check(query_heads)?;
+    if let Some(lse) = &lse {
+        check::len("lse", rows * query_heads, lse.len())?;
+    }
+    if rows == 0 || sequences == 0 || max_query_len == 0 {
+        return Ok(());
+    }
+    check::count("rows", rows)?;
+    check::sizes("q", q.dims())?;
+    step.check(c, sequences, rows)?;
+    if let Some(lse) = &lse {
+        check::address("lse", lse.address(), 4)?;
+    }
+    check::home(
+        device,
+        [
+            ("q", q.device()),
+            ("k", k.device()),
+            ("v", v.device()),
+            ("out", out.device()),
+            ("lse", lse.as_ref().and_then(DeviceSliceMut::device)),
+            ("sink_logits", params.sink_logits.and_then(|s| s.device())),
+            ("bidirectional", params.bidirectional.and_then(|s| s.device())),
+        ],
+    )?;
+    memory.home(device)?;
+    step.home(device)?;
+    batch.home(device)?;
+    let parts = LayerParts::new(c, l, memory)?;
+    let width = batch.table_width()?;
+    check::address("block_tables", batch.block_tables().address(), 4)?;
+    let max_query_len = max_query_len.min(rows);
+    let group = query_heads / c.kv_heads;
+    // Rows of a sequence are counted in 31 bits.
+    check::count("query rows", max_query_len.saturating_mul(group))?;
+    check::count("query rows", rows.saturating_mul(query_heads))?;
+    let row_blocks = (max_query_len * group).div_ceil(ROWS);
+    let jobs = sequences.saturating_mul(c.kv_heads).saturating_mul(row_blocks);
+    if jobs > i32::MAX as usize {
+        return Err(Error::Capacity {
+            what: "blocks of a launch",
+            needed: jobs,
+            available: i32::MAX as usize,
+            help: "prefill fewer sequences at a time",
+        });
+    }
+    let shared = shared_bytes(*key_dim, *value_dim);
+    if shared > device.shared_limit() as usize {
+        return Err(Error::Unsupported {
+            what: "head dim",
+            got: format!("{} and {}", c.key_dim, c.value_dim),
+            why: format!(
+                "tiles take {shared} bytes of shared memory, the device has {}; use smaller heads",
+                device.shared_limit()
+            ),
+        });
+    }
+    let p = QkvPrefill {
+        q: q.parameters(),
+        input: [k.parameters(), v.parameters()],
+        out: out.as_ref().parameters(),
+        format: [parameters::format(&l.key), parameters::format(&l.value)],
+        at: [parameters::operand(&parts.pages.key, false), parameters::operand(&parts.pages.value, true)],
+        window: parts.window,
+        sink: parts.sink,
+        scales: parts.scales,
+        means: parts.means,
+        pages: memory.pages.address(),
+        step: step.step.address(),
+        block_tables: batch.block_tables().address(),
+        status: step.status.address(),
+        lse: lse.as_ref().map_or(0, DeviceSliceMut::address),
+        sink_logits: params.sink_logits.map_or(0, |x| x.address()),
+        bidirectional: params.bidirectional.map_or(0, |x| x.address()),
+        heads: c.kv_heads as u32,
+        sequences: sequences as u32,
+        rows: rows as u32,
+        table_width: width as u32,
+        blocks: parts.blocks as u32,
+        page_bytes: parts.pages.page_bytes as u32,
+        window_rows: c.window_rows() as u32,
+        sinks: c.sinks as u32,
+        window_dtype: parts.window_dtype,
+        group: group as u32,
+        ranges: params.bidirectional.map_or(0, |x| x.len() / 2) as u32,
+        sliding_window: l.sliding_window.map_or(0, |w| w.min(i32::MAX as usize)) as u32,
+        max_query_len: max_query_len as u32,
+        row_blocks: row_blocks as u32,
+        scale: params.scale_for(c.key_dim),
+        softcap: params.softcap.unwrap_or(0.0),
+    };
+    let grid = Grid { blocks: jobs as u32, threads: threads(*value_dim), shared: shared as u32 };
+    // SAFETY: tensors, pages, rows, means, scales, parameters and LSE have the sizes that the configuration and the batch give,
+    // and their alignment (above); views were checked against their memory; rows and blocks that the kernel reads from the
+    // device are checked by it against the numbers given here before it uses them, lengths are begin_step's.
+    unsafe { device.start(*kernel, grid, stream, &p) }
+}

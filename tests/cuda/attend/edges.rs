@@ -1,0 +1,348 @@
+//! Attention on the device: what must not leak, what is refused, what it costs.
+
+use super::{config, own};
+use crate::append::{Layer, Twins};
+use crate::contiguous;
+use crate::gpu::{Gpu, Host, Random};
+use cudarc::driver::CudaSlice;
+use half::f16;
+use qkv::cuda::launch::{
+    DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, attend, attend_workspace, begin_step,
+    page_bytes, read_status,
+};
+use qkv::cuda::{CacheStatus, DeviceSliceMut};
+use qkv::{AttendParams, CacheConfig, Dtype, Error, Seat, TensorMut};
+
+/// A cache on the device that is told lengths instead of tokens: its memory holds what the test put there.
+struct Still {
+    config: CacheConfig,
+    layer: Layer,
+    lengths: CudaSlice<i32>,
+    status: CudaSlice<u64>,
+    step: CudaSlice<i32>,
+    slots: CudaSlice<i64>,
+    seats: CudaSlice<i32>,
+    starts: CudaSlice<i32>,
+    tables: CudaSlice<i32>,
+    workspace: CudaSlice<f32>,
+    blocks: usize,
+    sequences: usize,
+}
+
+impl Still {
+    /// Sequences of `len` tokens, one new; their blocks in an order that is no order.
+    fn new(gpu: &Gpu, config: CacheConfig, lens: &[usize]) -> Self {
+        let n = lens.len();
+        let width = config.max_tokens.div_ceil(64);
+        let blocks = n * width;
+        let residual = config.residual;
+        let pairs: Vec<i32> = lens
+            .iter()
+            .flat_map(|len| {
+                let packed = residual.map_or(*len, |r| len.saturating_sub(r) / 64 * 64);
+                [*len as i32, packed as i32]
+            })
+            .collect();
+        let step = (0..).map(|i| 2 * i + 1).find(|s| gcd(*s, blocks) == 1 && *s > 6).unwrap();
+        let tables: Vec<i32> = (0..blocks).map(|i| (i * step % blocks) as i32).collect();
+        let layer = Twins::new(gpu, config.clone(), blocks).layer;
+        Self {
+            layer,
+            lengths: gpu.up(&pairs),
+            status: gpu.zeros(4),
+            step: gpu.zeros(STEP_WORDS * n),
+            slots: gpu.zeros(n),
+            seats: gpu.up(&(0..n as i32).collect::<Vec<_>>()),
+            starts: gpu.up(&(0..=n as i32).collect::<Vec<_>>()),
+            tables: gpu.up(&tables),
+            workspace: gpu.zeros(attend_workspace(&gpu.device, &config).unwrap()),
+            blocks,
+            sequences: n,
+            config,
+        }
+    }
+
+    /// One step of one token a sequence; counts launches from its attention on.
+    fn attend(&mut self, gpu: &Gpu, group: usize, q: &[f32]) -> Vec<f32> {
+        let c = self.config.clone();
+        let n = self.sequences;
+        let q = Host::new(Dtype::F16, q).up(gpu);
+        let mut out: CudaSlice<f16> = gpu.up(&vec![f16::ZERO; n * c.kv_heads * group * c.value_dim]);
+        let batch = DeviceBatch::seats((&self.seats).into(), (&self.starts).into(), (&self.tables).into(), n);
+        let mut step = StepMemory {
+            lengths: (&mut self.lengths).into(),
+            step: (&mut self.step).into(),
+            slots: (&mut self.slots).into(),
+            status: (&mut self.status).into(),
+        };
+        begin_step(&gpu.device, gpu.raw(), &c, self.blocks, &batch, &mut step).unwrap();
+        gpu.stream.synchronize().unwrap();
+        if let Some(s) = gpu.simulator {
+            s.take_stats();
+        }
+        let dims = [n, c.kv_heads * group, c.key_dim];
+        let out_dims = [n, c.kv_heads * group, c.value_dim];
+        attend(
+            &gpu.device,
+            gpu.raw(),
+            &c,
+            0,
+            &q.view(contiguous(dims)),
+            &DeviceAttendParams::new(),
+            1,
+            &batch,
+            &self.layer.memory(&c),
+            &step,
+            &mut qkv::cuda::DeviceTensorMut::thd(&mut out, out_dims).unwrap(),
+            None,
+            (&mut self.workspace).into(),
+        )
+        .unwrap();
+        gpu.down(&out).iter().map(|x| x.to_f32()).collect()
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[test]
+fn a_page_is_read_once_in_whole_sectors() {
+    let gpu = Gpu::new();
+    let Some(simulator) = gpu.simulator else { return };
+    for (key, value) in own(128) {
+        // The integer path where there is one, and the f16 path.
+        let affine = key.as_affine().is_some();
+        for group in if affine { vec![4, 8] } else { vec![8] } {
+            let (heads, n) = (8, 2);
+            let base = config(key, value, heads, 128).with_residual(Some(32)).with_sinks(0);
+            let len = 4096;
+            let c = base.with_capacity(n, len + 64);
+            let mut still = Still::new(&gpu, c.clone(), &vec![len + 31; n]);
+            still.attend(&gpu, group, &vec![0.5; n * heads * group * 128]);
+            let stats = simulator.take_stats();
+            let (launch, combine) = (&stats[0], &stats[1]);
+            assert!(combine.kernel.contains("combine"), "{}", combine.kernel);
+            let tiles = n * heads * len / 64;
+            let rows = n * heads * 32 * 2 * 2 * 128;
+            let page = page_bytes(&c, 0).unwrap();
+            let what = format!("{key:?} {value:?} group {group}: {tiles} tiles");
+            // Loads of pages are those of ptx.cuh.
+            let sectors = |file: &str| -> usize {
+                let of = launch.lines.iter().filter(|l| l.line.contains(file));
+                32 * of.map(|l| l.counts.global_sectors).sum::<u64>() as usize
+            };
+            let traffic = sectors("ptx.cuh");
+            assert!(traffic >= tiles * page, "{what}: {traffic} bytes are too few");
+            // A lane takes the 32 bytes of its pairs in two halves; the second finds the sector in the first-level cache, but is
+            // counted here.
+            let layout = qkv::layout::PageLayout::new(&key, &value, 128, 128);
+            let mut halves = tiles * (layout.key.pair_bytes + layout.value.pair_bytes);
+            // The f16 path looks at the pairs of all groups of a token for the largest step before it takes them in turn.
+            if group > 4 && layout.value.pair_count > 64 {
+                halves += 2 * tiles * layout.value.pair_bytes;
+            }
+            let least = tiles * page;
+            assert!(
+                traffic as f64 <= 1.03 * least as f64 + halves as f64,
+                "{what}: {traffic} bytes of pages in sectors, {least} + {halves} would do"
+            );
+            // Everything else: rows, queries and outputs, and what each block reads to find its work. Partial results stay in
+            // the second-level cache; the grid bounds their number.
+            let partial = sectors("merge.cuh");
+            assert!(partial > 0, "no line of the merge was found");
+            let rest = 32 * launch.total.global_sectors as usize - traffic - partial;
+            let once = rows + 2 * n * heads * group * 128 * 2;
+            let blocks = launch.grid[0] as usize;
+            assert!(rest <= 2 * once + blocks * 8192, "{what}: {rest} bytes beside pages, {once} would do");
+            // Queries are prepared once a unit; the loop over pages and rows meets none.
+            let conflicts: Vec<_> = launch
+                .lines
+                .iter()
+                .filter(|l| l.counts.shared_conflicts > 0 && !l.line.contains("query.cuh"))
+                .map(|l| &l.line)
+                .collect();
+            assert!(conflicts.is_empty(), "{what}: bank conflicts at {conflicts:?}");
+        }
+    }
+}
+
+#[test]
+fn queries_that_are_no_numbers_stay_in_their_rows() {
+    let gpu = Gpu::new();
+    for (key, value) in own(64) {
+        for group in [4, 8] {
+            let c = config(key, value, 1, 64).with_capacity(2, 512);
+            let mut random = Random::new(3);
+            let mut q = random.normals(2 * group * 64);
+            let mut still = Still::new(&gpu, c, &[300, 200]);
+            let good = still.attend(&gpu, group, &q);
+            assert!(good.iter().all(|x| x.is_finite()));
+            // Steps grow the sequences, so start again.
+            let mut still = Still::new(&gpu, still.config.clone(), &[300, 200]);
+            q[64 + 5] = f32::NAN;
+            q[3 * 64] = f32::INFINITY;
+            let bad = still.attend(&gpu, group, &q);
+            for (row, (x, y)) in bad.chunks(64).zip(good.chunks(64)).enumerate() {
+                if row == 1 || row == 3 {
+                    assert!(x.iter().all(|x| x.is_nan()), "{key:?} {value:?} row {row}: {x:?}");
+                } else {
+                    assert_eq!(x, y, "{key:?} {value:?} row {row}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn what_lies_behind_the_length_does_not_leak() {
+    let gpu = Gpu::new();
+    for (key, value) in own(64) {
+        let c = config(key, value, 2, 64).direct().with_capacity(1, 256);
+        if c.validate().is_err() {
+            continue;
+        }
+        for group in [2, 8] {
+            let mut random = Random::new(1);
+            let mut twins = Twins::new(&gpu, c.clone(), 5);
+            // NaN as a float of any width, and as a pair.
+            twins.layer.pages = gpu.up(&vec![0xffu8; 5 * c.block_bytes().unwrap()]);
+            twins.wild = false;
+            let seats: Vec<Seat> = vec![twins.cpu.open().unwrap()];
+            let heads = 2 * group;
+            for count in [77, 1] {
+                let q = random.normals(heads * 64);
+                let mut compared = false;
+                twins.step_with(&gpu, &mut Random::new(9), &seats, &[count], false, |a| {
+                    if count > 1 {
+                        return;
+                    }
+                    let q = Host::new(Dtype::F16, &q);
+                    let mut out = gpu.zeros::<f32>(heads * 64);
+                    let mut workspace = gpu.zeros(attend_workspace(&gpu.device, &c).unwrap());
+                    attend(
+                        &gpu.device,
+                        gpu.raw(),
+                        &c,
+                        0,
+                        &q.up(&gpu).view(contiguous([1, heads, 64])),
+                        &DeviceAttendParams::new(),
+                        1,
+                        a.batch,
+                        a.layer,
+                        a.step,
+                        &mut qkv::cuda::DeviceTensorMut::thd(&mut out, [1, heads, 64]).unwrap(),
+                        None,
+                        (&mut workspace).into(),
+                    )
+                    .unwrap();
+                    let mut want = vec![0f32; heads * 64];
+                    let view = qkv::TensorRef::new(q.data(), contiguous([1, heads, 64])).unwrap();
+                    let mut o = TensorMut::thd(&mut want, [1, heads, 64]).unwrap();
+                    a.cpu.attend(0, &view, &AttendParams::new(), &mut o, None).unwrap();
+                    let got = gpu.down(&out);
+                    let near = got.iter().zip(&want).all(|(a, b)| (a - b).abs() < 0.02);
+                    assert!(near, "{key:?} {value:?} group {group}: {got:?} {want:?}");
+                    compared = true;
+                });
+                assert_eq!(compared, count == 1);
+            }
+        }
+    }
+}
+
+#[test]
+fn blocks_outside_the_pool_are_left_out_and_counted() {
+    let gpu = Gpu::new();
+    let (key, value) = CacheConfig::default_formats(qkv::Bits::B4, 64);
+    let c = config(key, value, 2, 64).with_capacity(2, 512);
+    let q = vec![0.5; 2 * 2 * 64];
+    let mut still = Still::new(&gpu, c.clone(), &[330, 200]);
+    let mut tables = gpu.down(&still.tables);
+    tables[1] = -1;
+    tables[9] = 16;
+    still.tables = gpu.up(&tables);
+    let out = still.attend(&gpu, 1, &q[..2 * 2 * 64]);
+    assert!(out.iter().all(|x| x.is_finite()));
+    let status = read_status(gpu.down(&still.status).try_into().unwrap());
+    // Once a kv head.
+    assert_eq!(status.missing_blocks, 4);
+}
+
+#[test]
+fn equal_steps_have_equal_bits() {
+    let gpu = Gpu::new();
+    let (key, value) = CacheConfig::default_formats(qkv::Bits::B4, 128);
+    let c = config(key, value, 2, 128).with_capacity(2, 1024);
+    let q = Random::new(2).normals(2 * 2 * 4 * 128);
+    let run = || Still::new(&gpu, c.clone(), &[900, 130]).attend(&gpu, 4, &q);
+    assert_eq!(run(), run());
+}
+
+#[test]
+fn what_attend_refuses() {
+    let gpu = Gpu::new();
+    let (key, value) = CacheConfig::default_formats(qkv::Bits::B4, 64);
+    let c = config(key, value, 2, 64).with_capacity(1, 512);
+    let mut still = Still::new(&gpu, c.clone(), &[100]);
+    let batch = DeviceBatch::seats((&still.seats).into(), (&still.starts).into(), (&still.tables).into(), 1);
+    let step = StepMemory {
+        lengths: (&mut still.lengths).into(),
+        step: (&mut still.step).into(),
+        slots: (&mut still.slots).into(),
+        status: (&mut still.status).into(),
+    };
+    let memory = still.layer.memory(&c);
+    let data = Host::new(Dtype::F16, &vec![0.0; 80 * 64]).up(&gpu);
+    let wide = Host::new(Dtype::F32, &vec![0.0; 4 * 64]).up(&gpu);
+    let mut out = gpu.zeros::<f32>(80 * 64);
+    let ranges = gpu.up(&[0i32, 4]);
+    let plain = DeviceAttendParams::new();
+    let mut call = |heads: usize,
+                    dim: usize,
+                    queries: usize,
+                    params: &DeviceAttendParams<'_>,
+                    f32_q: bool,
+                    short: usize| {
+        let q = if f32_q {
+            wide.view(contiguous([1, heads, dim]))
+        } else {
+            data.view(contiguous([1, heads, dim]))
+        };
+        let mut workspace = gpu.zeros::<f32>(attend_workspace(&gpu.device, &c).unwrap() - short);
+        attend(
+            &gpu.device,
+            gpu.raw(),
+            &c,
+            0,
+            &q,
+            params,
+            queries,
+            &batch,
+            &memory,
+            &step,
+            &mut qkv::cuda::DeviceTensorMut::thd(DeviceSliceMut::from(&mut out), [1, heads, 64]).unwrap(),
+            None,
+            (&mut workspace).into(),
+        )
+    };
+    type Wanted = fn(&Error) -> bool;
+    let unsupported: Wanted = |e| matches!(e, Error::Unsupported { .. });
+    let cases: [(usize, usize, usize, DeviceAttendParams<'_>, bool, usize, Wanted); 8] = [
+        (3, 64, 1, plain, false, 0, unsupported),
+        (4, 32, 1, plain, false, 0, |e| matches!(e, Error::Shape { what: "q", .. })),
+        (4, 64, 0, plain, false, 0, unsupported),
+        (4, 64, 1, plain, true, 0, unsupported),
+        (4, 64, 1, plain.with_softcap(-1.0), false, 0, unsupported),
+        (4, 64, 1, plain.with_scale(f32::NAN), false, 0, unsupported),
+        (4, 64, 1, plain.with_bidirectional((&ranges).into()), false, 0, unsupported),
+        (4, 64, 1, plain, false, 1, |e| matches!(e, Error::Length { what: "workspace", .. })),
+    ];
+    for (i, (heads, dim, queries, params, f32_q, short, wanted)) in cases.into_iter().enumerate() {
+        let e = call(heads, dim, queries, &params, f32_q, short).unwrap_err();
+        assert!(wanted(&e), "case {i}: {e}");
+    }
+    call(4, 64, 1, &plain, false, 0).unwrap();
+    gpu.stream.synchronize().unwrap();
+    assert_eq!(read_status(gpu.down(&still.status).try_into().unwrap()), CacheStatus::default());
+}
