@@ -4,4 +4,4 @@
 QKV_ATTEND(qkv_attend_default4_integer_64, 3, 20832, qkv::Integer<qkv::Channel<4, 64>, qkv::Token<4, 64>, 64>)
 QKV_ATTEND(qkv_attend_default4_integer_128, 3, 24416, qkv::Integer<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)
 QKV_ATTEND(qkv_attend_default4_half_64, 3, 21024, qkv::Half<qkv::Channel<4, 64>, qkv::Token<4, 64>, 64>)
-QKV_ATTEND(qkv_attend_default4_half_128, 3, 25376, qkv::Half<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)
+QKV_ATTEND(qkv_attend_default4_half_128, 2, 25376, qkv::Half<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)

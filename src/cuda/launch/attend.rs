@@ -55,9 +55,8 @@ fn integer_is_fast(device: &Device) -> bool {
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
-/// [`Error::Unsupported`] for f32 queries,
-/// bidirectional ranges, factors that are not finite, query heads that kv heads do not divide, or head dims without a
-/// kernel; [`Error::Cuda`] if a launch fails.
+/// [`Error::Unsupported`] for f32 queries, bidirectional ranges, factors that are not finite, query heads that kv heads do not
+/// divide, or head dims without a kernel; [`Error::Cuda`] if a launch fails.
 #[allow(clippy::too_many_arguments)]
 pub fn attend(
     device: &Device,
