@@ -12,13 +12,15 @@ fn config() -> CacheConfig {
 
 fn grow(gpu: &OnGpu, cache: &mut PagedKvCache<Cuda>, seat: Seat, n: usize, seed: u64) {
     let x = gpu.input(&Random::new(seed).normals(n * 2 * 32));
+    // The cache may be on another stream: it reads what is there, and the memory goes back when it has read.
+    gpu.0.stream.synchronize().unwrap();
     cache.reserve(seat, n).unwrap();
     cache.begin_step(&Batch::new(&[seat], &[0, n as i32])).unwrap();
     for layer in 0..2 {
         let view = OnGpu::view(&x, [n, 2, 32]);
         cache.append(layer, &view, &view).unwrap();
     }
-    gpu.0.stream.synchronize().unwrap();
+    gpu.0.device.context().synchronize().unwrap();
 }
 
 fn page(cache: &PagedKvCache<Cuda>, seat: Seat) -> Vec<u8> {
