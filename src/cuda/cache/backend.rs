@@ -1,7 +1,7 @@
 //! The backend's calls on a device.
 
 use super::moves::CudaSnapshot;
-use super::{Cuda, CudaOptions, DeviceMemory, attention};
+use super::{Cuda, CudaOptions, DeviceMemory};
 use crate::backend::{Backend, Stored, sealed};
 use crate::cache::{PagePool, Seat, Step};
 use crate::config::CacheConfig;
@@ -91,8 +91,21 @@ impl Backend for Cuda {
         out: &mut DeviceTensorMut<'_>,
         lse: Option<&mut DeviceSliceMut<'_, f32>>,
     ) -> Result<()> {
-        let tokens = self.current.query_tokens;
-        attention::attend(self, layer, q, params, tokens, out, lse.map(|l| l.reborrow()))
+        launch::attend(
+            &self.queue.device,
+            self.queue.raw(),
+            &self.config,
+            layer,
+            q,
+            params,
+            self.current.query_tokens,
+            &self.batch(),
+            &self.layer_memory(layer),
+            &self.step_memory(),
+            out,
+            lse.map(DeviceSliceMut::reborrow),
+            self.workspace(),
+        )
     }
 
     fn prefill(
@@ -106,8 +119,22 @@ impl Backend for Cuda {
         out: &mut DeviceTensorMut<'_>,
         lse: Option<&mut DeviceSliceMut<'_, f32>>,
     ) -> Result<()> {
-        let tokens = self.current.query_tokens;
-        attention::prefill(self, layer, q, k, v, params, tokens, out, lse.map(|l| l.reborrow()))
+        launch::prefill(
+            &self.queue.device,
+            self.queue.raw(),
+            &self.config,
+            layer,
+            q,
+            k,
+            v,
+            params,
+            self.current.query_tokens,
+            &self.batch(),
+            &self.layer_memory(layer),
+            &self.step_memory(),
+            out,
+            lse.map(DeviceSliceMut::reborrow),
+        )
     }
 
     fn close_tiles(

@@ -2,7 +2,6 @@
 //!
 //! What a step and the calls between steps do is told in [`cuda`](super), what users read first.
 
-mod attention;
 mod backend;
 mod capture;
 mod memory;

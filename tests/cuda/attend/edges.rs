@@ -62,6 +62,15 @@ impl Still {
         }
     }
 
+    /// Pages of codes, pairs and scales that are small numbers in every format.
+    fn filled(mut self, gpu: &Gpu) -> Self {
+        let mut random = Random::new(11);
+        let n = self.blocks * self.config.block_bytes().unwrap();
+        let bytes: Vec<u8> = (0..n).map(|_| random.bits() as u8 & 0x3b).collect();
+        self.layer.pages = gpu.up(&bytes);
+        self
+    }
+
     /// One step of one token a sequence; counts launches from its attention on.
     fn attend(&mut self, gpu: &Gpu, group: usize, q: &[f32]) -> Vec<f32> {
         let c = self.config.clone();
@@ -175,19 +184,20 @@ fn queries_that_are_no_numbers_stay_in_their_rows() {
             let c = config(key, value, 1, 64).with_capacity(2, 512);
             let mut random = Random::new(3);
             let mut q = random.normals(2 * group * 64);
-            let mut still = Still::new(&gpu, c, &[300, 200]);
-            let good = still.attend(&gpu, group, &q);
-            assert!(good.iter().all(|x| x.is_finite()));
-            // Steps grow the sequences, so start again.
-            let mut still = Still::new(&gpu, still.config.clone(), &[300, 200]);
+            let new = || Still::new(&gpu, c.clone(), &[300, 200]).filled(&gpu);
+            let good = new().attend(&gpu, group, &q);
+            assert!(good.iter().all(|x| x.is_finite() && *x != 0.0), "{key:?} {value:?}: {good:?}");
             q[64 + 5] = f32::NAN;
             q[3 * 64] = f32::INFINITY;
-            let bad = still.attend(&gpu, group, &q);
+            let bad = new().attend(&gpu, group, &q);
             for (row, (x, y)) in bad.chunks(64).zip(good.chunks(64)).enumerate() {
                 if row == 1 || row == 3 {
                     assert!(x.iter().all(|x| x.is_nan()), "{key:?} {value:?} row {row}: {x:?}");
                 } else {
-                    assert_eq!(x, y, "{key:?} {value:?} row {row}");
+                    // Rows of a unit move their softmax references together, so last bits may differ.
+                    let most = y.iter().fold(0f32, |m, y| m.max(y.abs()));
+                    let near = x.iter().zip(y).all(|(x, y)| (x - y).abs() <= 1e-3 * most);
+                    assert!(near, "{key:?} {value:?} row {row}: {x:?} {y:?}");
                 }
             }
         }
@@ -275,8 +285,10 @@ fn equal_steps_have_equal_bits() {
     let (key, value) = CacheConfig::default_formats(qkv::Bits::B4, 128);
     let c = config(key, value, 2, 128).with_capacity(2, 1024);
     let q = Random::new(2).normals(2 * 2 * 4 * 128);
-    let run = || Still::new(&gpu, c.clone(), &[900, 130]).attend(&gpu, 4, &q);
-    assert_eq!(run(), run());
+    let run = || Still::new(&gpu, c.clone(), &[900, 130]).filled(&gpu).attend(&gpu, 4, &q);
+    let first = run();
+    assert!(first.iter().all(|x| x.is_finite() && *x != 0.0), "{first:?}");
+    assert_eq!(first, run());
 }
 
 #[test]
