@@ -16,7 +16,7 @@ fn capture(gpu: &OnGpu, cache: &mut PagedKvCache<Cuda>, step: &CapturedStep, inp
     let stream = &gpu.0.stream;
     // Views first: making one asks cudarc for its events.
     let views = input.views();
-    stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     cache.capture_step(step).unwrap();
     for layer in 0..LAYERS {
         cache.append(layer, &views[0], &views[1]).unwrap();
@@ -145,7 +145,7 @@ fn a_contiguous_cache_is_replayed() {
     let mut input = Input::new(&gpu, &config, 2);
     let step = replayed.prepare_capture(1).unwrap();
     let views = input.views();
-    gpu.0.stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    gpu.0.stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     replayed.capture_step(&step).unwrap();
     (0..LAYERS).for_each(|layer| replayed.append(layer, &views[0], &views[1]).unwrap());
     let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
@@ -178,7 +178,7 @@ fn a_replay_is_refused_like_a_step() {
     let mut other = gpu.paged(config.clone(), 2).unwrap();
     let at = [other.open().unwrap(), other.open().unwrap()];
     assert!(matches!(other.advance(&step), Err(Error::Unsupported { what: "a captured step", .. })));
-    gpu.0.stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_GLOBAL).unwrap();
+    gpu.0.stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let refused = other.begin_step(&Batch::new(&at, &[0, 1, 2]));
     assert!(matches!(refused, Err(Error::Unsupported { what: "a step", .. })), "{refused:?}");
     let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// # ) -> Result<(), Box<dyn std::error::Error>> {
 /// // One new token for each of two sequences.
 /// let step = cache.prepare_capture(&Batch::new(seats, &[0, 1, 2]))?;
-/// stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL)?;
+/// stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)?;
 /// cache.capture_step(&step)?;
 /// for layer in 0..cache.config().layers.len() {
 ///     cache.append(layer, &k, &v)?; // .. and attend
@@ -39,7 +39,8 @@ use std::sync::Arc;
 /// the device, so every replay goes on where the one before ended. Between replays sequences may be cut, cleared, closed
 /// and opened as always, as long as the same seats are open when it is replayed; other steps may come between.
 ///
-/// Launch the graph on the cache's stream. Drop it before the cache.
+/// Launch the graph on the cache's stream. Drop it before the cache. Other threads may go on with the device while this one captures,
+/// unless the mode is `GLOBAL`: then what they allocate meanwhile fails, and the capture with it.
 #[derive(Debug)]
 pub struct CapturedStep {
     memory: Arc<Pinned>,
