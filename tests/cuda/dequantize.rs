@@ -197,7 +197,7 @@ fn pairs_of_f32_are_taken_as_they_are() {
                 DevicePairs::F32((&flat).into()),
                 &format,
                 CodeOrder::Rows,
-                &mut out.view_mut(crate::contiguous(dims)),
+                &mut out.view_mut(crate::gpu::contiguous(dims)),
             )
             .unwrap();
             same(&out.down(&gpu), &Host::F32(want)).unwrap_or_else(|e| panic!("{axis:?} {dims:?}: {e}"));
@@ -233,7 +233,7 @@ fn contiguous_tensors_cost_their_bytes() {
                         DevicePairs::F16((&pairs).into()),
                         &format,
                         order,
-                        &mut out.view_mut(crate::contiguous(dims)),
+                        &mut out.view_mut(crate::gpu::contiguous(dims)),
                     )
                     .unwrap();
                     out.down(&gpu);
@@ -266,7 +266,7 @@ fn bad_arguments_start_nothing() {
             pairs,
             format,
             order,
-            &mut out.view_mut(crate::contiguous(dims)),
+            &mut out.view_mut(crate::gpu::contiguous(dims)),
         )
     };
     let narrow = || DevicePairs::F16((&pairs).into());

@@ -1,7 +1,6 @@
 //! Tensors without tokens, heads or channels: no error, no launch, nothing written.
 
-use crate::contiguous;
-use crate::gpu::{Gpu, Host};
+use crate::gpu::{Gpu, Host, contiguous};
 use qkv::cuda::launch::{
     CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize, fp8_absmax, fp8_absmax_workspace,
     fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count, hadamard, quantize, quantize_with,

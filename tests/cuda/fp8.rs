@@ -1,7 +1,6 @@
 //! FP8 on the device against the CPU: bytes, scales and values, and every 16-bit pattern.
 
-use crate::contiguous;
-use crate::gpu::{Gpu, Host, Memory, Random, layout};
+use crate::gpu::{Gpu, Host, Memory, Random, contiguous, layout};
 use half::{bf16, f16};
 use qkv::cuda::launch::{
     fp8_absmax, fp8_absmax_workspace, fp8_decode, fp8_encode, fp8_encode_fitted, fp8_scale_count,

@@ -1,33 +1,26 @@
 //! The kernels through their launch functions, against the CPU: the same bits.
 
+#[path = "../support/formats.rs"]
+#[allow(dead_code)]
+mod formats;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;
-
-#[path = "../support/reference.rs"]
+#[path = "../support/layer.rs"]
 #[allow(dead_code)]
-mod reference;
+mod layer;
 
 mod anchors;
 mod append;
-mod attend;
 mod dequantize;
 mod empty;
 mod fp8;
 mod hadamard;
 mod layout;
-mod merge;
 mod pages;
-mod prefill;
 mod quantize;
 mod resources;
 mod steps;
-
-/// `[tokens, heads, dim]` one after the other.
-fn contiguous(dims: [usize; 3]) -> qkv::Shape {
-    let [t, h, d] = dims;
-    qkv::Shape { dims, batch_tokens: t.max(1), strides: [t * h * d, h * d, d, 1] }
-}
 
 /// The one launch since the last look moved no more bytes than it had to, in whole sectors, and met no bank conflict.
 fn cost(simulator: ptxsim::testing::Simulator, least: usize, what: &str) {

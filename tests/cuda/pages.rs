@@ -286,7 +286,7 @@ fn a_table_without_a_block_is_reported_and_the_rest_decoded() {
     let mut status = up_status(&gpu);
     let mut out = [0, 1].map(|_| Host::new(Dtype::F32, &vec![7.0; 256 * 2 * 64]).up(&gpu));
     let [k, v] = &mut out;
-    let shape = crate::contiguous([256, 2, 64]);
+    let shape = crate::gpu::contiguous([256, 2, 64]);
     gather(
         &gpu.device,
         gpu.raw(),
@@ -408,7 +408,7 @@ fn pages_cost_their_bytes() {
             let n = tokens * heads * dim;
             let mut out = [0, 1].map(|_| Host::new(dtype, &vec![0.0; n]).up(&gpu));
             let [k, v] = &mut out;
-            let shape = crate::contiguous([tokens, heads, dim]);
+            let shape = crate::gpu::contiguous([tokens, heads, dim]);
             simulator.take_stats();
             gather(
                 &gpu.device,
@@ -555,7 +555,7 @@ fn bad_arguments_and_empty_lists_start_nothing() {
             let pool = gpu.zeros::<u8>(2 * format.layout().page_bytes);
             let mut s = status.slice_mut(..1);
             let [k, v] = &mut out;
-            let shape = |t| crate::contiguous([t, heads, 64]);
+            let shape = |t| crate::gpu::contiguous([t, heads, 64]);
             gather(
                 &gpu.device,
                 gpu.raw(),

@@ -363,7 +363,7 @@ fn the_4_bit_pack_takes_few_shuffles() {
                 let count = code_lengths(dims, 64, &f, CodeOrder::Rows).unwrap().pairs;
                 let pairs = gpu.up(&vec![0.25f32; 2 * count]);
                 let mut codes = gpu.zeros::<u8>(code_lengths(dims, 64, &f, order).unwrap().codes);
-                let view = x.view(crate::contiguous(dims));
+                let view = x.view(crate::gpu::contiguous(dims));
                 simulator.take_stats();
                 let (p, c) = ((&pairs).into(), (&mut codes).into());
                 quantize_with(&gpu.device, gpu.raw(), &view, f.bits, group, axis, p, order, c).unwrap();

@@ -1,7 +1,7 @@
 //! Steps on the device: captured graphs, what a step refuses, steps of slots, and counted bytes.
 
-use crate::append::Twins;
 use crate::gpu::{Gpu, Host, Random};
+use crate::layer::Twins;
 use cudarc::driver::{CudaSlice, sys};
 use qkv::cuda::launch::{
     DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, append, begin_step, page_bytes, read_status,

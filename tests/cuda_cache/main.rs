@@ -1,5 +1,10 @@
 //! The cache on a device: the state machine's suite, and everything against the cache on the CPU, to the bit.
 
+#[path = "../support/device.rs"]
+mod device;
+#[path = "../support/formats.rs"]
+#[allow(dead_code)]
+mod formats;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;
@@ -14,8 +19,6 @@ mod splits;
 
 mod attention;
 mod calls;
-mod device;
-mod graph;
 mod owners;
 mod twins;
 

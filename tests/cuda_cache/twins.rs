@@ -1,66 +1,12 @@
 //! Two caches that are told the same, one on the CPU and one on the device: every format, every call.
 
 use crate::device::OnGpu;
+use crate::formats::any_config;
 use crate::gpu::{Gpu, Random};
 use crate::machine::{Host, Machine};
 use qkv::cache::SlotBatch;
 use qkv::cuda::{CacheStatus, Cuda, DeviceTensorMut};
-use qkv::{
-    Affine, Axis, Batch, Bits, CacheConfig, Dtype, Error, Fit, Format, Fp8, Granularity, PagedKvCache,
-    Prefix, Scales, Seat, TensorMut,
-};
-
-pub(crate) fn any_format(random: &mut Random, d: usize, direct: bool, key: bool) -> Format {
-    match random.below(10) {
-        0 => Format::F16,
-        1 => Format::Bf16,
-        2 | 3 => {
-            let g = random.pick(&[Granularity::Tensor, Granularity::Head, Granularity::TokenHead]);
-            random.pick(&[Fp8::e4m3, Fp8::e5m2])(g).into()
-        }
-        _ => {
-            let bits = random.pick(&Bits::ALL);
-            let mut a = if direct || random.below(2) == 0 {
-                Affine::per_token(bits, random.pick(&[32, d]))
-            } else {
-                Affine::per_channel(bits, random.pick(&[32, 64]))
-            };
-            a = a.with_fit(random.pick(&[Fit::MinMax, Fit::MinMax, Fit::ErrorOptimal]));
-            if random.below(3) == 0 && d.is_multiple_of(32) {
-                a = a.with_rotation(32);
-            }
-            if key && !direct && a.axis == Axis::PerToken && random.below(2) == 0 {
-                a = a.with_center();
-            }
-            a.into()
-        }
-    }
-}
-
-/// Two layers, each with formats of its own.
-pub(crate) fn any_config(random: &mut Random) -> CacheConfig {
-    let residual = random.pick(&[None, Some(0), Some(32), Some(64), Some(64)]);
-    let direct = residual.is_none();
-    let (dk, dv) = (random.pick(&[32, 64, 48]), random.pick(&[32, 64, 48]));
-    let heads = 1 + random.below(2);
-    let scale =
-        |random: &mut Random| (0..2 * heads).map(|_| 0.001 + random.unit() * 0.02).collect::<Vec<_>>();
-    let mut c = CacheConfig::new(2, heads, dk)
-        .with_dims(dk, dv)
-        .with_residual(residual)
-        .with_sinks(if direct { 0 } else { random.pick(&[0, 4, 16]) })
-        .with_window_dtype(random.pick(&[Dtype::F16, Dtype::Bf16]))
-        .with_sliding_window(random.pick(&[None, Some(70)]))
-        .with_capacity(3, 448);
-    // One scale a tensor, so only that granularity or heads that share it.
-    let (a, b) = (scale(random)[..2].to_vec(), scale(random)[..2].to_vec());
-    c = c.with_scales(Scales::new(2, a, b).unwrap());
-    for layer in 0..2 {
-        let (k, v) = (any_format(random, dk, direct, true), any_format(random, dv, direct, false));
-        c = c.with_layer(layer, k, v).unwrap();
-    }
-    c
-}
+use qkv::{Affine, Batch, Bits, CacheConfig, Dtype, Error, PagedKvCache, Prefix, Seat, TensorMut};
 
 struct Twins<'m> {
     gpu: &'m OnGpu,

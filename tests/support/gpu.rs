@@ -80,6 +80,14 @@ impl Host {
         }
     }
 
+    pub(crate) fn f32(&self) -> Vec<f32> {
+        match self {
+            Host::F16(x) => x.iter().map(|x| x.to_f32()).collect(),
+            Host::Bf16(x) => x.iter().map(|x| x.to_f32()).collect(),
+            Host::F32(x) => x.clone(),
+        }
+    }
+
     pub(crate) fn data(&self) -> Data<'_> {
         each!(self, Host, x => x.into())
     }
@@ -161,12 +169,24 @@ impl Random {
     }
 }
 
+/// `[tokens, heads, dim]` one after the other.
+pub(crate) fn contiguous(dims: [usize; 3]) -> Shape {
+    let [t, h, d] = dims;
+    Shape { dims, batch_tokens: t.max(1), strides: [t * h * d, h * d, d, 1] }
+}
+
+/// Offset of the first channel of (token, head).
+pub(crate) fn row(shape: &Shape, token: usize, head: usize) -> usize {
+    let [b, t, h, _] = shape.strides;
+    token / shape.batch_tokens * b + token % shape.batch_tokens * t + head * h
+}
+
 /// One of the usual layouts of `[tokens, heads, dim]`: contiguous, batch first, or with gaps everywhere. Returns the shape and
 /// the elements of memory that it needs.
 pub(crate) fn layout(random: &mut Random, dims: [usize; 3]) -> (Shape, usize) {
     let [t, h, d] = dims;
     match random.below(4) {
-        0 => (Shape { dims, batch_tokens: t.max(1), strides: [t * h * d, h * d, d, 1] }, t * h * d),
+        0 => (contiguous(dims), t * h * d),
         // [batch, heads, tokens, dim]
         1 => {
             let b = (1..=t.max(1)).rev().find(|b| *b <= 3 && t % b == 0).unwrap_or(1);

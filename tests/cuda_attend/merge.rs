@@ -1,34 +1,12 @@
 //! `merge_states` on the device against the CPU's.
 
-use crate::gpu::{Gpu, Host, Random, layout};
+use crate::gpu::{Gpu, Host, Random, contiguous, layout, row};
 use half::{bf16, f16};
 use qkv::cuda::launch::merge_states;
 use qkv::cuda::{DeviceSlice, DeviceSliceMut};
-use qkv::{DataMut, Dtype, Error, Shape, TensorMut, TensorRef};
+use qkv::{Dtype, Error, TensorMut, TensorRef};
 
 const DTYPES: [Dtype; 3] = [Dtype::F16, Dtype::Bf16, Dtype::F32];
-
-pub(crate) fn values(x: &Host) -> Vec<f32> {
-    match x {
-        Host::F16(x) => x.iter().map(|x| x.to_f32()).collect(),
-        Host::Bf16(x) => x.iter().map(|x| x.to_f32()).collect(),
-        Host::F32(x) => x.clone(),
-    }
-}
-
-pub(crate) fn as_mut(x: &mut Host) -> DataMut<'_> {
-    match x {
-        Host::F16(x) => x.as_mut_slice().into(),
-        Host::Bf16(x) => x.as_mut_slice().into(),
-        Host::F32(x) => x.as_mut_slice().into(),
-    }
-}
-
-/// Offset of the first channel of (token, head).
-pub(crate) fn row(shape: &Shape, token: usize, head: usize) -> usize {
-    let [b, t, h, _] = shape.strides;
-    token / shape.batch_tokens * b + token % shape.batch_tokens * t + head * h
-}
 
 /// The distance to the next number of a dtype at a magnitude.
 fn step(dtype: Dtype, x: f32) -> f32 {
@@ -78,7 +56,7 @@ fn merged_states_are_the_cpu_s() {
             }
         }
         let (mut x, y) = (Host::new(dtype, &x), Host::new(other_dtype, &y));
-        let (before, other) = (values(&x), values(&y));
+        let (before, other) = (x.f32(), y.f32());
         let what = format!("case {seed}: {dims:?} {dtype:?} {other_dtype:?}");
 
         let (mut out, mut lse, other_lse) = (x.up(&gpu), gpu.up(&a), gpu.up(&b));
@@ -92,11 +70,11 @@ fn merged_states_are_the_cpu_s() {
             (&other_lse).into(),
         )
         .unwrap();
-        let (got, got_lse) = (values(&out.down(&gpu)), gpu.down(&lse));
+        let (got, got_lse) = (out.down(&gpu).f32(), gpu.down(&lse));
 
         let theirs = TensorRef::new(y.data(), other_shape).unwrap();
-        qkv::merge_states(&mut TensorMut::new(as_mut(&mut x), shape).unwrap(), &mut a, &theirs, &b).unwrap();
-        let want = values(&x);
+        qkv::merge_states(&mut TensorMut::new(x.data_mut(), shape).unwrap(), &mut a, &theirs, &b).unwrap();
+        let want = x.f32();
         for (r, (got, want)) in got_lse.iter().zip(&a).enumerate() {
             let same = got == want || got.is_nan() && want.is_nan();
             assert!(same || (got - want).abs() <= 1e-6 * want.abs().max(1.0), "{what} row {r}: {got} {want}");
@@ -132,8 +110,8 @@ fn states_that_do_not_fit_are_refused() {
                dims: [usize; 3],
                a: &mut cudarc::driver::CudaSlice<f32>,
                other: [usize; 3]| {
-        let mut out = qkv::cuda::DeviceTensorMut::new(x, crate::contiguous(dims)).unwrap();
-        let other = qkv::cuda::DeviceTensor::new(&y, crate::contiguous(other)).unwrap();
+        let mut out = qkv::cuda::DeviceTensorMut::new(x, contiguous(dims)).unwrap();
+        let other = qkv::cuda::DeviceTensor::new(&y, contiguous(other)).unwrap();
         merge_states(&gpu.device, gpu.raw(), &mut out, a.into(), &other, (&b).into())
     };
     assert!(matches!(
@@ -144,8 +122,8 @@ fn states_that_do_not_fit_are_refused() {
     assert!(run(&mut x, [2, 2, 16], &mut a, [2, 2, 16]).is_ok());
     // Nothing to merge.
     let (mut x, mut a) = (gpu.zeros::<f32>(1), gpu.zeros::<f32>(1));
-    let mut out = qkv::cuda::DeviceTensorMut::new(&mut x, crate::contiguous([0, 2, 16])).unwrap();
-    let other = qkv::cuda::DeviceTensor::new(&y, crate::contiguous([0, 2, 16])).unwrap();
+    let mut out = qkv::cuda::DeviceTensorMut::new(&mut x, contiguous([0, 2, 16])).unwrap();
+    let other = qkv::cuda::DeviceTensor::new(&y, contiguous([0, 2, 16])).unwrap();
     // SAFETY: no elements of live allocations.
     let none = unsafe { DeviceSliceMut::from_raw(DeviceSliceMut::from(&mut a).address(), 0) };
     // SAFETY: as above.

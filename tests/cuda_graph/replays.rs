@@ -1,9 +1,9 @@
 //! Captured steps: replayed while tiles close, they leave what direct steps leave.
 
 use crate::device::OnGpu;
+use crate::formats::any_config;
 use crate::gpu::Random;
 use crate::machine::Machine;
-use crate::twins::any_config;
 use cudarc::driver::{CudaGraph, CudaSlice, sys};
 use ptxsim::options::Options;
 use qkv::cuda::{CapturedStep, Cuda, DeviceTensor};

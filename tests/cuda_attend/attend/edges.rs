@@ -1,9 +1,8 @@
 //! Attention on the device: what must not leak, what is refused, what it costs.
 
 use super::{config, own};
-use crate::append::{Layer, Twins};
-use crate::contiguous;
-use crate::gpu::{Gpu, Host, Random};
+use crate::gpu::{Gpu, Host, Random, contiguous};
+use crate::layer::{Layer, Twins};
 use cudarc::driver::CudaSlice;
 use half::f16;
 use qkv::cuda::launch::{

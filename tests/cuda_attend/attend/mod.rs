@@ -2,8 +2,9 @@
 
 mod edges;
 
-use crate::append::{Twins, any_format};
+use crate::formats::any_format;
 use crate::gpu::{Gpu, Host, Random, layout};
+use crate::layer::Twins;
 use cudarc::driver::CudaSlice;
 use qkv::cuda::launch::{DeviceAttendParams, attend, attend_workspace};
 use qkv::{AttendParams, CacheConfig, Dtype, Format, Granularity, Scales, Seat, TensorMut};

@@ -1,0 +1,18 @@
+//! Attention on the device: against f64 attention over the decoded values, and against the CPU's cache.
+
+#[path = "../support/formats.rs"]
+#[allow(dead_code)]
+mod formats;
+#[path = "../support/gpu.rs"]
+#[allow(dead_code)]
+mod gpu;
+#[path = "../support/layer.rs"]
+#[allow(dead_code)]
+mod layer;
+#[path = "../support/reference.rs"]
+#[allow(dead_code)]
+mod reference;
+
+mod attend;
+mod merge;
+mod prefill;

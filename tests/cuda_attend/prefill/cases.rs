@@ -1,0 +1,99 @@
+//! Random steps and every format.
+
+use super::{Case, Params, config};
+use crate::formats::any_format;
+use crate::gpu::{Gpu, Random};
+use qkv::{Affine, Bits, Dtype, Format, Fp8, Granularity};
+
+fn any_case(random: &mut Random, dims: (usize, usize), most: usize) -> Case {
+    let residual = random.pick(&[None, Some(0), Some(32), Some(64), Some(128)]);
+    let (direct, heads) = (residual.is_none(), 1 + random.below(2));
+    let (key, value) = (any_format(random, dims.0, direct, true), any_format(random, dims.1, direct, false));
+    let group = random.pick(&[1, 1, 3, 4, 8]);
+    let dtype = random.pick(&[Dtype::F16, Dtype::Bf16]);
+    let config = config(random, key, value, dims, heads)
+        .with_residual(residual)
+        .with_sinks(if direct { 0 } else { random.pick(&[0, 4]) })
+        .with_window_dtype(random.pick(&[dtype, dtype, Dtype::F16, Dtype::Bf16]))
+        .with_sliding_window(random.pick(&[None, None, Some(1), Some(50), Some(130)]));
+    let n = 1 + random.below(3);
+    let old: Vec<usize> = (0..n).map(|_| random.pick(&[0, 3, 64, 70, 200, 330]).min(most)).collect();
+    let counts: Vec<usize> =
+        (0..n).map(|_| random.pick(&[1, 1, 2, 5, 17, 64, 90, 200]).min(most / group + 1)).collect();
+    let mut params = Params::default();
+    if random.below(3) == 0 {
+        params.scale = Some(random.pick(&[0.0, -0.1, 0.3]));
+    }
+    if random.below(3) == 0 {
+        params.softcap = Some(random.pick(&[2.0, 30.0]));
+    }
+    if random.below(3) == 0 {
+        let logits = (0..heads * group).map(|i| if i == 1 { f32::NEG_INFINITY } else { random.normal() });
+        params.sink_logits = Some(logits.collect());
+    }
+    if random.below(3) == 0 {
+        let start = random.below(old[0] + counts[0]);
+        params.bidirectional = vec![(start, start + 1 + random.below(90)), (start + 100, start + 130)];
+    }
+    let size = [
+        random.pick(&[1.0, 1.0, 3.0, 1e-3]),
+        random.pick(&[1.0, 1.0, 1e-3]),
+        random.pick(&[1.0, 1.0, 1e-3, 100.0]),
+    ];
+    Case { config, old, counts, group, dtype, size, params, wild: false }
+}
+
+#[test]
+fn random_histories_agree_with_the_cpu_and_with_f64() {
+    let gpu = Gpu::new();
+    for seed in 0..60 {
+        let mut random = Random::new(3000 + seed);
+        let dims = random.pick(&[(64, 64), (64, 64), (128, 128), (80, 80), (96, 64), (64, 96), (112, 128)]);
+        let most = if dims.0 + dims.1 > 160 { 200 } else { 400 };
+        let case = any_case(&mut random, dims, most);
+        case.run(&gpu, &mut random, true, &format!("history {seed}"));
+    }
+}
+
+#[test]
+fn large_heads_and_all_outputs_agree_with_the_cpu() {
+    let gpu = Gpu::new();
+    for (seed, dims) in
+        [(192, 128), (256, 256), (144, 64), (16, 48), (64, 64), (80, 80)].into_iter().enumerate()
+    {
+        let mut random = Random::new(4000 + seed as u64);
+        let case = any_case(&mut random, dims, 150);
+        case.run(&gpu, &mut random, false, &format!("dims {seed}"));
+    }
+}
+
+#[test]
+fn every_format_agrees_with_f64() {
+    let gpu = Gpu::new();
+    let mut formats: Vec<Format> = vec![Format::F16, Format::Bf16];
+    for g in [Granularity::Tensor, Granularity::Head, Granularity::TokenHead] {
+        formats.extend([Format::from(Fp8::e4m3(g)), Fp8::e5m2(g).into()]);
+    }
+    for bits in Bits::ALL {
+        formats.extend([
+            Format::from(Affine::per_token(bits, 64)),
+            Affine::per_token(bits, 32).with_rotation(32).into(),
+            Affine::per_channel(bits, 32).into(),
+            Affine::per_channel(bits, 64).with_rotation(64).into(),
+        ]);
+    }
+    for (i, f) in formats.iter().enumerate() {
+        let mut random = Random::new(5000 + i as u64);
+        let key = match f {
+            Format::Affine(a) if a.axis == qkv::Axis::PerToken => a.with_center().into(),
+            f => *f,
+        };
+        let config = config(&mut random, key, *f, (64, 64), 1)
+            .with_residual(Some(32))
+            .with_sinks(random.pick(&[0, 4]));
+        let (old, counts) = (vec![160 + random.below(70)], vec![1 + random.below(40)]);
+        let (size, params) = ([1.0; 3], Params::default());
+        let case = Case { config, old, counts, group: 2, dtype: Dtype::F16, size, params, wild: false };
+        case.run(&gpu, &mut random, true, &format!("format {i}"));
+    }
+}

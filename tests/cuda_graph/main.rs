@@ -1,0 +1,15 @@
+//! Steps captured in CUDA graphs.
+
+#[path = "../support/device.rs"]
+mod device;
+#[path = "../support/formats.rs"]
+#[allow(dead_code)]
+mod formats;
+#[path = "../support/gpu.rs"]
+#[allow(dead_code)]
+mod gpu;
+#[path = "../support/machine.rs"]
+#[allow(dead_code)]
+mod machine;
+
+mod replays;
