@@ -6,6 +6,9 @@ mod formats;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;
+#[path = "../support/host.rs"]
+#[allow(dead_code)]
+mod host;
 #[path = "../support/layer.rs"]
 #[allow(dead_code)]
 mod layer;

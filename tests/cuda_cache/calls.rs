@@ -4,10 +4,10 @@
 use crate::device::OnGpu;
 use crate::gpu::Random;
 use crate::machine::Machine;
-use crate::model::contents;
+use crate::model::{DIM, HEADS, contents};
 use ptxsim::options::Options;
 use qkv::cuda::STAGES;
-use qkv::{Batch, Bits, CacheConfig};
+use qkv::{Batch, Bits, CacheConfig, Dtype};
 use std::collections::BTreeMap;
 
 /// What may be called in a step.
@@ -26,12 +26,12 @@ fn a_step_launches_and_nothing_else() {
     let gpu = OnGpu::new();
     let Some(simulator) = gpu.0.simulator else { return };
     let layers = 3;
-    let windowed = CacheConfig::new(layers, 2, 32).with_bits(Bits::B4).with_capacity(3, 320);
+    let windowed = CacheConfig::new(layers, HEADS, DIM).with_bits(Bits::B4).with_capacity(3, 320);
     let direct = windowed.clone().with_bits(Bits::B8).direct();
     for config in [windowed, direct] {
         let mut cache = gpu.paged(config, 15).unwrap();
         let seats: Vec<_> = (0..3).map(|_| cache.open().unwrap()).collect();
-        let x = gpu.input(&Random::new(3).normals(3 * 2 * 32));
+        let x = gpu.input(Dtype::F32, &Random::new(3).normals(3 * HEADS * DIM));
         for step in 0..150 {
             gpu.0.stream.synchronize().unwrap();
             // A caller's part, and host work only.
@@ -40,7 +40,7 @@ fn a_step_launches_and_nothing_else() {
                 cache.reserve(*seat, 1).unwrap();
             }
             assert_eq!(simulator.take_calls(), BTreeMap::new(), "reserve");
-            let view = OnGpu::view(&x, [3, 2, 32]);
+            let view = OnGpu::view(&x, [3, HEADS, DIM]);
             simulator.take_calls();
             cache.begin_step(&Batch::new(&seats, &[0, 1, 2, 3])).unwrap();
             for layer in 0..layers {
@@ -60,14 +60,14 @@ fn a_step_launches_and_nothing_else() {
 fn calls_between_steps_do_not_wait() {
     let gpu = OnGpu::new();
     let Some(simulator) = gpu.0.simulator else { return };
-    let config = CacheConfig::new(2, 2, 32).with_bits(Bits::B4).with_capacity(3, 320);
+    let config = CacheConfig::new(2, HEADS, DIM).with_bits(Bits::B4).with_capacity(3, 320);
     let mut cache = gpu.paged(config, 15).unwrap();
     let seat = cache.open().unwrap();
-    let x = gpu.input(&Random::new(3).normals(250 * 2 * 32));
+    let x = gpu.input(Dtype::F32, &Random::new(3).normals(250 * HEADS * DIM));
     cache.reserve(seat, 250).unwrap();
     cache.begin_step(&Batch::new(&[seat], &[0, 250])).unwrap();
     for layer in 0..2 {
-        let view = OnGpu::view(&x, [250, 2, 32]);
+        let view = OnGpu::view(&x, [250, HEADS, DIM]);
         cache.append(layer, &view, &view).unwrap();
     }
     simulator.take_calls();
@@ -87,8 +87,8 @@ fn calls_between_steps_do_not_wait() {
 fn the_host_may_be_ahead() {
     let gpu = OnGpu::new();
     let Some(simulator) = gpu.0.simulator else { return };
-    let config = CacheConfig::new(2, 2, 32).with_bits(Bits::B4).with_capacity(3, 320);
-    let x = gpu.input(&Random::new(3).normals(3 * 2 * 32));
+    let config = CacheConfig::new(2, HEADS, DIM).with_bits(Bits::B4).with_capacity(3, 320);
+    let x = gpu.input(Dtype::F32, &Random::new(3).normals(3 * HEADS * DIM));
     let run = |wait: bool| {
         let mut cache = gpu.paged(config.clone(), 15).unwrap();
         let seats: Vec<_> = (0..3).map(|_| cache.open().unwrap()).collect();
@@ -100,7 +100,7 @@ fn the_host_may_be_ahead() {
             cache.reserve(batch[0], starts[1] as usize).unwrap();
             cache.reserve(batch[1], (3 - starts[1]) as usize).unwrap();
             cache.begin_step(&Batch::new(&batch, &starts)).unwrap();
-            let view = OnGpu::view(&x, [3, 2, 32]);
+            let view = OnGpu::view(&x, [3, HEADS, DIM]);
             (0..2).for_each(|layer| cache.append(layer, &view, &view).unwrap());
             if wait {
                 gpu.0.stream.synchronize().unwrap();

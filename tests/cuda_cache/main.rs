@@ -1,5 +1,7 @@
 //! The cache on a device: the state machine's suite, and everything against the cache on the CPU, to the bit.
 
+#[path = "../state_machine/attention.rs"]
+mod attention;
 #[path = "../support/device.rs"]
 mod device;
 #[path = "../support/formats.rs"]
@@ -10,15 +12,22 @@ mod formats;
 mod gpu;
 #[path = "../state_machine/histories.rs"]
 mod histories;
+#[path = "../support/host.rs"]
+#[allow(dead_code)]
+mod host;
 #[path = "../support/machine.rs"]
+#[allow(dead_code)]
 mod machine;
 #[path = "../state_machine/model.rs"]
 mod model;
+#[path = "../support/reference.rs"]
+#[allow(dead_code)]
+mod reference;
 #[path = "../state_machine/splits.rs"]
 mod splits;
 
-mod attention;
 mod calls;
+mod model_loop;
 mod owners;
 mod twins;
 
@@ -27,8 +36,8 @@ use device::OnGpu;
 #[test]
 fn random_histories_equal_the_model() {
     let gpu = OnGpu::new();
-    let closed: Vec<usize> = (1..=40).map(|seed| histories::run(&gpu, seed)).collect();
-    histories::report(&closed);
+    let seen: Vec<_> = (1..=24).map(|seed| histories::run(&gpu, seed)).collect();
+    histories::report(&seen);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use crate::device::OnGpu;
 use crate::gpu::Random;
-use crate::machine::Machine;
+use crate::machine::{Machine, Params};
 use qkv::cuda::{CacheStream, Cuda, CudaOptions, DeviceSlice};
 use qkv::{Affine, Batch, Bits, CacheConfig, Dtype, Error, KvCache, PagePool, PagedKvCache, Seat};
 
@@ -11,7 +11,7 @@ fn config() -> CacheConfig {
 }
 
 fn grow(gpu: &OnGpu, cache: &mut PagedKvCache<Cuda>, seat: Seat, n: usize, seed: u64) {
-    let x = gpu.input(&Random::new(seed).normals(n * 2 * 32));
+    let x = gpu.input(Dtype::F32, &Random::new(seed).normals(n * 2 * 32));
     // The cache may be on another stream: it reads what is there, and the memory goes back when it has read.
     gpu.0.stream.synchronize().unwrap();
     cache.reserve(seat, n).unwrap();
@@ -81,7 +81,7 @@ fn a_contiguous_cache_counts_its_bytes() {
     assert_eq!(cache.bytes_used(), on_host.bytes_used());
     assert!(cache.scratch_bytes() > 0);
     let mut cache = cache;
-    let x = gpu.input(&Random::new(1).normals(2 * 256 * 2 * 32));
+    let x = gpu.input(Dtype::F32, &Random::new(1).normals(2 * 256 * 2 * 32));
     let view = OnGpu::view(&x, [2 * 256, 2, 32]);
     (0..2).for_each(|layer| cache.append(layer, &view, &view).unwrap());
     assert_eq!(cache.bytes_used(), cache.bytes_allocated());
@@ -119,12 +119,15 @@ fn what_does_not_fit_is_refused() {
     let mut cache = gpu.paged(config(), 4).unwrap();
     let seat = cache.open().unwrap();
     cache.begin_step(&Batch::new(&[seat], &[0, 1])).unwrap();
-    let x = gpu.input(&[1.0; 3 * 2 * 32]);
+    let x = gpu.input(Dtype::F32, &[1.0; 3 * 2 * 32]);
     let wrong = OnGpu::view(&x, [3, 2, 32]);
     assert!(matches!(cache.append(0, &wrong, &wrong), Err(Error::Shape { .. })));
-    let (q, mut out) = (OnGpu::view(&x, [1, 2, 32]), gpu.output(2 * 32));
+    let (q, mut out) = (OnGpu::view(&x, [1, 2, 32]), gpu.output(Dtype::F32, 2 * 32));
     let mut out = OnGpu::view_mut(&mut out, [1, 2, 32]);
-    assert!(matches!(cache.attend(0, &q, &OnGpu::params(), &mut out, None), Err(Error::StepOrder { .. })));
+    assert!(matches!(
+        cache.attend(0, &q, &OnGpu::params(&gpu.hold(&Params::default())), &mut out, None),
+        Err(Error::StepOrder { .. })
+    ));
     cache.cancel_step().unwrap();
     grow(&gpu, &mut cache, seat, 1, 4);
     assert_eq!(cache.device_status().unwrap().bad_seats, 0);

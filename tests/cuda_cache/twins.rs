@@ -3,7 +3,7 @@
 use crate::device::OnGpu;
 use crate::formats::any_config;
 use crate::gpu::{Gpu, Random};
-use crate::machine::{Host, Machine};
+use crate::machine::{self, Machine, OnCpu, held};
 use qkv::cache::SlotBatch;
 use qkv::cuda::{CacheStatus, Cuda, DeviceTensorMut};
 use qkv::{Affine, Batch, Bits, CacheConfig, Dtype, Error, PagedKvCache, Prefix, Seat, TensorMut};
@@ -19,7 +19,7 @@ impl<'m> Twins<'m> {
     fn new(gpu: &'m OnGpu, config: &CacheConfig, blocks: usize) -> Self {
         Self {
             gpu,
-            cpu: Host.paged(config.clone(), blocks).unwrap(),
+            cpu: OnCpu.paged(config.clone(), blocks).unwrap(),
             cuda: gpu.paged(config.clone(), blocks).unwrap(),
             seats: vec![],
         }
@@ -81,12 +81,10 @@ impl<'m> Twins<'m> {
             };
             (0..rows * c.kv_heads * d).map(|_| one(random)).collect::<Vec<_>>()
         });
-        let dims = [c.key_dim, c.value_dim].map(|d| [rows, c.kv_heads, d]);
-        let (hk, hv) = (Host.input(&x[0]), Host.input(&x[1]));
-        let (dk, dv) = (self.gpu.input(&x[0]), self.gpu.input(&x[1]));
+        let gpu = self.gpu;
         self.both(
-            |c| c.append(layer, &Host::view(&hk, dims[0]), &Host::view(&hv, dims[1])),
-            |c| c.append(layer, &OnGpu::view(&dk, dims[0]), &OnGpu::view(&dv, dims[1])),
+            |c| machine::append(&OnCpu, c, layer, &x[0], &x[1]),
+            |c| machine::append(gpu, c, layer, &x[0], &x[1]),
         )
         .unwrap();
     }
@@ -175,7 +173,8 @@ impl<'m> Twins<'m> {
                 if gone > 0 {
                     continue; // it cannot be decoded as a whole
                 }
-                let (a, b) = (decoded(&self.cpu, layer, *seat), self.decoded(layer, *seat));
+                let (a, b) =
+                    (held(&OnCpu, &self.cpu, layer, *seat), held(self.gpu, &self.cuda, layer, *seat));
                 for (op, (a, b)) in a.iter().zip(&b).enumerate() {
                     let same = |a: &f32, b: &f32| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan());
                     let bad = a.iter().zip(b).position(|(a, b)| !same(a, b));
@@ -189,28 +188,6 @@ impl<'m> Twins<'m> {
         assert_eq!(self.cuda.device_status().unwrap(), want, "{what}");
         assert_eq!(self.cpu.bytes_used(), self.cuda.bytes_used(), "{what}");
     }
-
-    fn decoded(&self, layer: usize, seat: Seat) -> [Vec<f32>; 2] {
-        let (c, n) = (self.cuda.config(), self.cuda.len(seat).unwrap());
-        let dims = [c.key_dim, c.value_dim].map(|d| [n, c.kv_heads, d]);
-        let mut out = dims.map(|d| self.gpu.output(d.iter().product()));
-        let [k, v] = &mut out;
-        let (mut k, mut v) = (OnGpu::view_mut(k, dims[0]), OnGpu::view_mut(v, dims[1]));
-        self.cuda.dequantize(layer, seat, &mut k, &mut v).unwrap();
-        let mut out = out.map(|x| self.gpu.read(x));
-        out.iter_mut().zip(dims).for_each(|(x, d)| x.truncate(d.iter().product()));
-        out
-    }
-}
-
-fn decoded(cache: &PagedKvCache, layer: usize, seat: Seat) -> [Vec<f32>; 2] {
-    let (c, n) = (cache.config(), cache.len(seat).unwrap());
-    let dims = [c.key_dim, c.value_dim].map(|d| [n, c.kv_heads, d]);
-    let mut out = dims.map(|d| vec![f32::NAN; d.iter().product()]);
-    let [k, v] = &mut out;
-    let (mut k, mut v) = (TensorMut::thd(k, dims[0]).unwrap(), TensorMut::thd(v, dims[1]).unwrap());
-    cache.dequantize(layer, seat, &mut k, &mut v).unwrap();
-    out
 }
 
 #[test]

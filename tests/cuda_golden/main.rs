@@ -9,6 +9,9 @@ mod golden;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;
+#[path = "../support/host.rs"]
+#[allow(dead_code)]
+mod host;
 
 #[path = "../support/golden/affine.rs"]
 mod affine;

@@ -8,6 +8,9 @@ mod formats;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;
+#[path = "../support/host.rs"]
+#[allow(dead_code)]
+mod host;
 #[path = "../support/machine.rs"]
 #[allow(dead_code)]
 mod machine;

@@ -3,7 +3,7 @@
 use crate::device::OnGpu;
 use crate::formats::any_config;
 use crate::gpu::Random;
-use crate::machine::Machine;
+use crate::machine::{Machine, held};
 use cudarc::driver::{CudaGraph, CudaSlice, sys};
 use ptxsim::options::Options;
 use qkv::cuda::{CapturedStep, Cuda, DeviceTensor};
@@ -38,7 +38,7 @@ impl Input {
     }
 
     fn views(&self) -> [DeviceTensor<'_>; 2] {
-        [OnGpu::view(&self.memory[0], self.dims[0]), OnGpu::view(&self.memory[1], self.dims[1])]
+        [0, 1].map(|i| DeviceTensor::thd(&self.memory[i], self.dims[i]).unwrap())
     }
 
     /// Numbers of step `i`.
@@ -65,17 +65,12 @@ fn direct_step(cache: &mut PagedKvCache<Cuda>, seats: &[Seat], starts: &[i32], i
 fn all(gpu: &OnGpu, cache: &PagedKvCache<Cuda>, seat: Seat) -> (Vec<Vec<u8>>, Vec<Vec<u32>>) {
     let (c, tiles) = (cache.config(), cache.packed_len(seat).unwrap() / 64);
     let (mut pages, mut decoded) = (vec![cache.export_sinks(seat).unwrap()], vec![]);
-    let n = cache.len(seat).unwrap();
     for layer in 0..LAYERS {
         for (head, tile) in (0..c.kv_heads).flat_map(|h| (0..tiles).map(move |t| (h, t))) {
             pages.push(cache.export_page(seat, layer, head, tile).unwrap());
         }
-        let dims = [c.key_dim, c.value_dim].map(|d| [n, c.kv_heads, d]);
-        let mut out = dims.map(|d| gpu.output(d.iter().product()));
-        let [k, v] = &mut out;
-        let (mut k, mut v) = (OnGpu::view_mut(k, dims[0]), OnGpu::view_mut(v, dims[1]));
-        cache.dequantize(layer, seat, &mut k, &mut v).unwrap();
-        decoded.extend(out.map(|x| gpu.read(x).iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
+        decoded
+            .extend(held(gpu, cache, layer, seat).map(|x| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>()));
     }
     (pages, decoded)
 }

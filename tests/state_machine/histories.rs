@@ -1,7 +1,9 @@
 //! Open, append, truncate, fork, prefix, reorder, clear, close and cancel in random order.
 
-use crate::machine::Machine;
+use crate::attention::{self, GROUP, Rows};
+use crate::machine::{self, Machine, Query};
 use crate::model::*;
+use half::f16;
 use qkv::cache::{Batch, Prefix, Seat};
 use qkv::*;
 use std::collections::HashSet;
@@ -10,19 +12,12 @@ use std::rc::Rc;
 const SEQUENCES: usize = 4;
 const MAX_TOKENS: usize = 704;
 
-/// Runs one layer's append or prefill for all sequences of an open step.
-fn feed<M: Machine>(m: &M, cache: &mut PagedKvCache<M::B>, layer: usize, rows: &[Token], prefill: bool) {
-    let (k, v) = layer_rows(rows, layer);
-    let dims = [rows.len(), HEADS, DIM];
-    let (k, v) = (m.input(&k), m.input(&v));
-    let (kt, vt) = (M::view(&k, dims), M::view(&v, dims));
-    if prefill && M::ATTENDS {
-        let mut out = m.output(rows.len() * HEADS * DIM);
-        let mut out = M::view_mut(&mut out, dims);
-        cache.prefill(layer, &kt, &kt, &vt, &M::params(), &mut out, None).unwrap();
-    } else {
-        cache.append(layer, &kt, &vt).unwrap();
-    }
+/// How a step is fed: exact attention first, attention over what was stored, or none.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Way {
+    Prefill,
+    Attend,
+    Append,
 }
 
 struct History<'m, M: Machine> {
@@ -34,6 +29,24 @@ struct History<'m, M: Machine> {
     prefixes: Vec<(Prefix<M::B>, Model)>,
     requantized: u64,
     most_closed: usize,
+    attended: Attended,
+}
+
+/// Sequences of steps whose attention was compared.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Attended {
+    prefills: usize,
+    /// Over pages; over exact rows only.
+    packed: usize,
+    exact: usize,
+}
+
+/// What a history saw.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seen {
+    /// The most tiles that a sequence closed.
+    most_closed: usize,
+    attended: Attended,
 }
 
 impl<'m, M: Machine> History<'m, M> {
@@ -47,7 +60,17 @@ impl<'m, M: Machine> History<'m, M> {
         let rules = Rules { residual, sinks, key: stored(&mut rng), value: stored(&mut rng) };
         let config = rules.config(SEQUENCES, MAX_TOKENS);
         let cache = machine.paged(config, SEQUENCES * 12 + 8).unwrap();
-        Self { machine, rng, rules, cache, live: vec![], prefixes: vec![], requantized: 0, most_closed: 0 }
+        Self {
+            machine,
+            rng,
+            rules,
+            cache,
+            live: vec![],
+            prefixes: vec![],
+            requantized: 0,
+            most_closed: 0,
+            attended: Attended::default(),
+        }
     }
 
     fn pick(&mut self) -> Option<usize> {
@@ -76,17 +99,66 @@ impl<'m, M: Machine> History<'m, M> {
         }
         self.cache.begin_step(&Batch::new(&seats, &starts)).unwrap();
         let layers = if self.rng.below(2) == 0 { [0, 1] } else { [1, 0] };
-        let prefill = self.rng.below(3) == 0;
-        feed(self.machine, &mut self.cache, layers[0], &rows, prefill);
+        let longest = starts.windows(2).map(|s| (s[1] - s[0]) as usize).max().unwrap();
+        let way = match self.rng.below(3) {
+            0 => Way::Prefill,
+            _ if longest <= TILE => Way::Attend,
+            _ => Way::Append,
+        };
+        self.feed(layers[0], &chosen, &rows, &starts, way);
         if self.rng.below(12) == 0 {
             self.cancel(&chosen, &rows, &starts, layers[0]);
             return;
         }
-        feed(self.machine, &mut self.cache, layers[1], &rows, prefill);
+        self.feed(layers[1], &chosen, &rows, &starts, way);
         for (i, &m) in chosen.iter().enumerate() {
             let model = &mut self.live[m].1;
             model.append(&self.rules, &rows[starts[i] as usize..starts[i + 1] as usize]);
             self.most_closed = self.most_closed.max(model.closed);
+        }
+    }
+
+    /// One layer of an open step for all its sequences, and what attention gives.
+    fn feed(&mut self, layer: usize, chosen: &[usize], rows: &[Token], starts: &[i32], way: Way) {
+        let (m, heads) = (self.machine, GROUP * HEADS);
+        let (k, v) = layer_rows(rows, layer);
+        // Numbers that f16 holds, like the tokens.
+        let q: Vec<f32> =
+            (0..rows.len() * heads * DIM).map(|_| f16::from_f32(self.rng.f32()).to_f32()).collect();
+        let query = Query::new::<M>(&q, heads);
+        let answer = match way {
+            Way::Prefill => query.prefill(m, &mut self.cache, layer, &k, &v).unwrap(),
+            _ => {
+                machine::append(m, &mut self.cache, layer, &k, &v).unwrap();
+                if way == Way::Append {
+                    return;
+                }
+                query.attend(m, &mut self.cache, layer).unwrap()
+            }
+        };
+        for (i, &at) in chosen.iter().enumerate() {
+            let (first, end) = (starts[i] as usize, starts[i + 1] as usize);
+            if first == end {
+                continue;
+            }
+            let mut seen = self.live[at].1.clone();
+            if way == Way::Prefill {
+                seen.tokens.extend_from_slice(&rows[first..end]);
+                self.attended.prefills += 1;
+            } else {
+                seen.append(&self.rules, &rows[first..end]);
+                let packed = seen.packed > 0;
+                *(if packed { &mut self.attended.packed } else { &mut self.attended.exact }) += 1;
+            }
+            let rows = Rows { q: &q, first, count: end - first, tokens: &seen.tokens, layer };
+            let (out, lse) = attention::distance(&mut self.rng, &rows, &answer);
+            assert!(
+                out <= M::ERROR && lse <= 2.0 * M::ERROR,
+                "{way:?}, layer {layer}, {} + {} tokens, {:?}: {out:e} from f64, LSE {lse:e}",
+                seen.tokens.len() - rows.count,
+                rows.count,
+                self.rules
+            );
         }
     }
 
@@ -230,8 +302,8 @@ impl<'m, M: Machine> History<'m, M> {
     }
 }
 
-/// One history; returns the most tiles that a sequence closed.
-pub(crate) fn run<M: Machine>(machine: &M, seed: u64) -> usize {
+/// One history.
+pub(crate) fn run<M: Machine>(machine: &M, seed: u64) -> Seen {
     let mut h = History::new(machine, seed);
     let seat = h.cache.open().unwrap();
     h.live.push((seat, Model::default()));
@@ -242,15 +314,22 @@ pub(crate) fn run<M: Machine>(machine: &M, seed: u64) -> usize {
             h.check(&format!("history {seed}, act {act}"));
         }
     }
-    h.most_closed
+    Seen { most_closed: h.most_closed, attended: h.attended }
 }
 
-/// Enough of the histories closed tiles.
-pub(crate) fn report(most_closed: &[usize]) {
-    let histories = most_closed.len();
-    let one = most_closed.iter().filter(|n| **n >= 1).count();
-    let five = most_closed.iter().filter(|n| **n >= 5).count();
+/// Enough of the histories closed tiles and attended.
+pub(crate) fn report(seen: &[Seen]) {
+    let histories = seen.len();
+    let closed = |n: usize| seen.iter().filter(|s| s.most_closed >= n).count();
+    let (one, five) = (closed(1), closed(5));
     println!("{histories} histories: {one} closed a tile, {five} closed five");
     assert!(one * 10 >= histories * 9, "only {one} of {histories} histories closed a tile");
     assert!(five * 2 >= histories, "only {five} of {histories} histories closed five tiles");
+    let sum = |of: fn(&Attended) -> usize| seen.iter().map(|s| of(&s.attended)).sum::<usize>();
+    let all = [sum(|a| a.prefills), sum(|a| a.packed), sum(|a| a.exact)];
+    println!(
+        "compared: {} prefills, attention {} times over pages, {} times over exact rows",
+        all[0], all[1], all[2]
+    );
+    assert!(all[0] > histories && all[1] > histories && all[2] > 0, "{all:?} of {histories}");
 }

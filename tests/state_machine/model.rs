@@ -1,6 +1,6 @@
 //! The model: a sequence is a `Vec` of tokens.
 
-use crate::machine::Machine;
+use crate::machine::{Machine, held};
 use half::f16;
 use qkv::*;
 use std::rc::Rc;
@@ -8,7 +8,8 @@ use std::rc::Rc;
 pub(crate) const TILE: usize = 64;
 pub(crate) const LAYERS: usize = 2;
 pub(crate) const HEADS: usize = 2;
-pub(crate) const DIM: usize = 32;
+/// Heads that attention has kernels for.
+pub(crate) const DIM: usize = 64;
 
 /// A small generator, so that a failing history is named by its seed.
 pub(crate) struct Rng(pub(crate) u64);
@@ -250,17 +251,7 @@ pub(crate) fn contents<M: Machine>(
     cache: &PagedKvCache<M::B>,
     seat: cache::Seat,
 ) -> Vec<[Vec<f32>; 2]> {
-    let n = cache.len(seat).unwrap();
-    (0..LAYERS)
-        .map(|layer| {
-            let (mut k, mut v) = (m.output(n * HEADS * DIM), m.output(n * HEADS * DIM));
-            let dims = [n, HEADS, DIM];
-            cache
-                .dequantize(layer, seat, &mut M::view_mut(&mut k, dims), &mut M::view_mut(&mut v, dims))
-                .unwrap();
-            [m.read(k), m.read(v)]
-        })
-        .collect()
+    (0..LAYERS).map(|layer| held(m, cache, layer, seat)).collect()
 }
 
 /// Compares a sequence with its model, bit for bit.

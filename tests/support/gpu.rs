@@ -1,10 +1,12 @@
 //! A device for tests: a real one where there is one, else the simulated one, which checks every access.
 
+pub(crate) use crate::host::Host;
+use crate::host::each;
 use cudarc::driver::{CudaSlice, CudaStream, DeviceRepr, ValidAsZeroBits};
 use half::{bf16, f16};
 use ptxsim::testing::{Simulator, ensure_driver};
+use qkv::Shape;
 use qkv::cuda::{Device, DeviceTensor, DeviceTensorMut, RawStream};
-use qkv::{Data, DataMut, Dtype, Shape};
 use std::sync::Arc;
 
 /// A device and a stream of its own.
@@ -52,59 +54,7 @@ pub(crate) enum Memory {
     F32(CudaSlice<f32>),
 }
 
-/// Elements of one of the three dtypes on the host.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Host {
-    F16(Vec<f16>),
-    Bf16(Vec<bf16>),
-    F32(Vec<f32>),
-}
-
-macro_rules! each {
-    ($on:expr, $kind:ident, $x:ident => $e:expr) => {
-        match $on {
-            $kind::F16($x) => $e,
-            $kind::Bf16($x) => $e,
-            $kind::F32($x) => $e,
-        }
-    };
-}
-
 impl Host {
-    /// f32 values rounded to a dtype.
-    pub(crate) fn new(dtype: Dtype, x: &[f32]) -> Self {
-        match dtype {
-            Dtype::F16 => Host::F16(x.iter().map(|x| f16::from_f32(*x)).collect()),
-            Dtype::Bf16 => Host::Bf16(x.iter().map(|x| bf16::from_f32(*x)).collect()),
-            Dtype::F32 => Host::F32(x.to_vec()),
-        }
-    }
-
-    pub(crate) fn f32(&self) -> Vec<f32> {
-        match self {
-            Host::F16(x) => x.iter().map(|x| x.to_f32()).collect(),
-            Host::Bf16(x) => x.iter().map(|x| x.to_f32()).collect(),
-            Host::F32(x) => x.clone(),
-        }
-    }
-
-    pub(crate) fn data(&self) -> Data<'_> {
-        each!(self, Host, x => x.into())
-    }
-
-    pub(crate) fn data_mut(&mut self) -> DataMut<'_> {
-        each!(self, Host, x => x.into())
-    }
-
-    /// Bits, so that NaN compares and -0 differs from 0.
-    pub(crate) fn bits(&self) -> Vec<u32> {
-        match self {
-            Host::F16(x) => x.iter().map(|x| x.to_bits().into()).collect(),
-            Host::Bf16(x) => x.iter().map(|x| x.to_bits().into()).collect(),
-            Host::F32(x) => x.iter().map(|x| x.to_bits()).collect(),
-        }
-    }
-
     pub(crate) fn up(&self, gpu: &Gpu) -> Memory {
         match self {
             Host::F16(x) => Memory::F16(gpu.up(x)),

@@ -98,7 +98,8 @@ impl Backend for Cuda {
             layer,
             q,
             params,
-            self.current.query_tokens,
+            // A step without new tokens is one, too: nothing is attended then.
+            self.current.query_tokens.max(1),
             &self.batch(),
             &self.layer_memory(layer),
             &self.step_memory(),
