@@ -2,12 +2,10 @@
 
 use crate::golden::{Case, Golden, Tensor};
 use crate::report::Report;
+use crate::through_cache::LIMIT;
 use qkv::{AttendParams, Shape, TensorMut, TensorRef, attention};
 
 const CLASS: char = 'f';
-
-/// Largest difference of an output element, and of an LSE (relative where it is above 1).
-const LIMIT: f64 = 1e-5;
 
 pub(crate) fn run(golden: &Golden, report: &mut Report) {
     let mut largest = 0f64;

@@ -15,6 +15,12 @@
 
 #[path = "../support/golden.rs"]
 mod golden;
+#[path = "../support/host.rs"]
+#[allow(dead_code)]
+mod host;
+#[path = "../support/machine.rs"]
+#[allow(dead_code)]
+mod machine;
 #[path = "../support/reference.rs"]
 mod reference;
 
@@ -31,16 +37,19 @@ mod functions;
 mod hqq;
 #[path = "../support/golden/report.rs"]
 mod report;
+#[path = "../support/golden/through_cache.rs"]
+mod through_cache;
+#[path = "../support/golden/traces.rs"]
+mod traces;
 #[path = "../support/golden/views.rs"]
 mod views;
 
 mod attention;
 mod cpu;
-mod through_cache;
-mod traces;
 
 use cpu::Cpu;
 use golden::Golden;
+use machine::OnCpu;
 use report::Report;
 
 #[test]
@@ -52,7 +61,7 @@ fn golden() {
     fits::run(&Cpu, &golden, &mut report);
     fp8::run(&Cpu, &golden, &mut report);
     attention::run(&golden, &mut report);
-    through_cache::run(&golden, &mut report);
-    traces::run(&golden, &mut report);
-    report.finish(&golden, "");
+    through_cache::run(&OnCpu, &golden, &mut report);
+    traces::run(&Cpu, &golden, &mut report);
+    report.finish(&golden);
 }

@@ -1,40 +1,51 @@
 //! Class g: the peers' caches, replayed from their published rules with this library's functions.
 
 use crate::affine::{share, tolerance};
-use crate::cpu::Cpu;
-use crate::golden::{Case, Golden, Tensor, filled, round_to};
+use crate::functions::Functions;
+use crate::golden::{Case, Golden, Tensor, round_to};
 use crate::hqq::solve;
 use crate::report::Report;
 use crate::views::View;
-use qkv::quant::fp8::{self, Fp8Tensor};
-use qkv::quant::{Quantized, dequantize, quantize_with};
+use qkv::quant::fp8::Fp8Tensor;
 use qkv::{Bits, Dtype, Fp8, Granularity};
 
-pub(crate) fn run(golden: &Golden, report: &mut Report) {
-    let mut largest = 0f64;
+pub(crate) fn run(on: &dyn Functions, golden: &Golden, report: &mut Report) {
+    let (mut largest, mut replayed, mut windows) = (0f64, 0, 0);
     for case in golden.cases.iter().filter(|c| c.is_trace()) {
         report.count('g', case);
         if case.has("residual_length") {
             sliding_window(case, report);
+            windows += 1;
         } else {
-            largest = largest.max(replay(golden, case, report));
+            largest = largest.max(replay(on, golden, case, report));
+            replayed += 1;
         }
     }
+    report.note(format!(
+        "g: {replayed} caches replayed; {windows} cases are a window's lengths alone, which call no function of the library"
+    ));
     report.note(format!("g: elements one step away, largest share of a kept step: {:.4} %", largest * 100.0));
+}
+
+/// Affine codes, one a byte, and their pairs in the order of the view.
+struct Codes {
+    view: View,
+    bits: Bits,
+    codes: Vec<u8>,
+    pairs: Vec<(f32, f32)>,
+}
+
+impl Codes {
+    fn decoded(&self, on: &dyn Functions, dtype: Dtype) -> Vec<f32> {
+        on.dequantize(&self.view, self.bits, &self.codes, &self.pairs, dtype).f32()
+    }
 }
 
 /// What the blob of old tokens is stored as.
 enum Blob {
-    Affine {
-        view: View,
-        q: Quantized,
-    },
+    Affine(Codes),
     /// HQQ decodes `(code - zero) * step`: the difference by the library, for the pair (1, -zero), then a product.
-    Hqq {
-        view: View,
-        q: Quantized,
-        step: Vec<f32>,
-    },
+    Hqq(Codes, Vec<f32>),
     Fp8(Fp8Tensor),
 }
 
@@ -74,33 +85,31 @@ fn cat(heads: usize, parts: &[&[f32]]) -> Vec<f32> {
 
 impl Side {
     /// The old tokens decoded, and for every element how far the peer's may lie: a tolerance and a step.
-    fn decoded(&self) -> (Vec<f32>, Vec<(f64, f64)>) {
+    fn decoded(&self, on: &dyn Functions) -> (Vec<f32>, Vec<(f64, f64)>) {
         match &self.blob {
             None => (Vec::new(), Vec::new()),
             Some(Blob::Fp8(b)) => {
-                let x = filled(self.dtype, b.dims(), |out| fp8::decode(b, out).unwrap()).f32();
+                let x = on.decode(b, self.dtype).f32();
                 let n = x.len();
                 (x, vec![(0.0, 0.0); n])
             }
-            Some(Blob::Hqq { view, q, step }) => {
-                let difference = filled(self.dtype, view.dims, |out| dequantize(q, out).unwrap()).f32();
-                let (codes, pairs) = (q.codes(), q.pairs().to_f32());
+            Some(Blob::Hqq(q, step)) => {
+                let difference = q.decoded(on, self.dtype);
                 (0..difference.len())
                     .map(|i| {
-                        let g = view.pair_of(i);
-                        let pair = (step[g], step[g] * pairs[g].1);
-                        let slack = (tolerance(self.dtype, codes[i], pair), step[g] as f64);
+                        let g = q.view.pair_of(i);
+                        let pair = (step[g], step[g] * q.pairs[g].1);
+                        let slack = (tolerance(self.dtype, q.codes[i], pair), step[g] as f64);
                         (round_to(self.dtype, difference[i] * step[g]), slack)
                     })
                     .unzip()
             }
-            Some(Blob::Affine { view, q }) => {
-                let x = filled(self.dtype, view.dims, |out| dequantize(q, out).unwrap()).f32();
-                let (codes, pairs) = (q.codes(), q.pairs().to_f32());
+            Some(Blob::Affine(q)) => {
+                let x = q.decoded(on, self.dtype);
                 let slack = (0..x.len())
                     .map(|i| {
-                        let pair = pairs[view.pair_of(i)];
-                        (tolerance(self.dtype, codes[i], pair), pair.0 as f64)
+                        let pair = q.pairs[q.view.pair_of(i)];
+                        (tolerance(self.dtype, q.codes[i], pair), pair.0 as f64)
                     })
                     .collect();
                 (x, slack)
@@ -109,7 +118,7 @@ impl Side {
     }
 
     /// Quantizes everything anew.
-    fn quantize(&mut self, x: &[f32], rule: Rule<'_>) {
+    fn quantize(&mut self, on: &dyn Functions, x: &[f32], rule: Rule<'_>) {
         self.blob_tokens = x.len() / self.heads / self.dim;
         let shape = [1, self.heads, self.blob_tokens, self.dim];
         let tensor = Tensor::from_f32(self.dtype, &shape, x);
@@ -120,7 +129,7 @@ impl Side {
                 let amax = x.iter().fold(0f32, |m, x| m.max(x.abs()));
                 (amax / 448.0).max(f32::MIN_POSITIVE)
             });
-            self.blob = Some(Blob::Fp8(fp8::encode(&tensor.thd(dims), format, Some(&[scale])).unwrap()));
+            self.blob = Some(Blob::Fp8(on.encode(&tensor, dims, format, Some(&[scale]))));
             return;
         }
         let view = View::peer(rule.backend, rule.axis, &shape, rule.group);
@@ -129,10 +138,10 @@ impl Side {
         if rule.backend == "hqq" {
             // Codes come from the pair before its cast to the dtype of the cache.
             let own = solve(x, &view, bits, true);
-            let codes = own.codes(&Cpu, x, &view, bits);
+            let codes = own.codes(on, x, &view, bits);
             let pairs: Vec<(f32, f32)> = own.zero.iter().map(|z| (1.0, -to(*z))).collect();
-            let q = Quantized::from_codes(view.dims, bits, view.group, view.axis, &codes, &pairs).unwrap();
-            self.blob = Some(Blob::Hqq { view, q, step: own.step.iter().map(|s| to(*s)).collect() });
+            let step = own.step.iter().map(|s| to(*s)).collect();
+            self.blob = Some(Blob::Hqq(Codes { view, bits, codes, pairs }, step));
             return;
         }
         let max = bits.max_code() as f32;
@@ -140,22 +149,28 @@ impl Side {
             |g: &Vec<usize>| g.iter().fold((f32::MAX, f32::MIN), |(l, h), i| (l.min(x[*i]), h.max(x[*i])));
         let pairs: Vec<(f32, f32)> =
             view.groups().iter().map(range).map(|(lo, hi)| (to(to(hi - lo) / max), lo)).collect();
-        let q = quantize_with(&tensor.thd(view.dims), bits, view.group, view.axis, &pairs).unwrap();
-        self.blob = Some(Blob::Affine { view, q });
+        let codes = on.quantize_with(&tensor, &view, bits, &pairs);
+        self.blob = Some(Blob::Affine(Codes { view, bits, codes, pairs }));
     }
 
     /// One update; returns what the cache hands back, with the slack of every element, and whether it flushed.
-    fn update(&mut self, new: &[f32], rule: Rule<'_>, residual: usize) -> (Vec<f32>, Vec<(f64, f64)>, bool) {
+    fn update(
+        &mut self,
+        on: &dyn Functions,
+        new: &[f32],
+        rule: Rule<'_>,
+        residual: usize,
+    ) -> (Vec<f32>, Vec<(f64, f64)>, bool) {
         let exact = |x: &[f32]| vec![(0.0, 0.0); x.len()];
         if self.blob.is_none() {
-            self.quantize(new, rule);
+            self.quantize(on, new, rule);
             return (new.to_vec(), exact(new), rule.backend != "fp8");
         }
-        let (old, slack) = self.decoded();
+        let (old, slack) = self.decoded(on);
         if rule.backend == "fp8" {
             // No window: new tokens are decoded in the same call.
             let mut next = Side { window: Vec::new(), blob: None, blob_tokens: 0, ..*self };
-            next.quantize(new, rule);
+            next.quantize(on, new, rule);
             let (bytes, scale) = match (self.blob.take(), next.blob.take()) {
                 (Some(Blob::Fp8(a)), Some(Blob::Fp8(b))) => {
                     let wide = |x: &Fp8Tensor| x.bytes().iter().map(|b| *b as f32).collect::<Vec<_>>();
@@ -168,7 +183,7 @@ impl Side {
             self.blob_tokens = bytes.len() / self.heads / self.dim;
             self.blob =
                 Some(Blob::Fp8(Fp8Tensor::from_bytes([1, 1, bytes.len()], format, bytes, scale).unwrap()));
-            let (all, slack) = self.decoded();
+            let (all, slack) = self.decoded(on);
             return (all, slack, false);
         }
         let ret = cat(self.heads, &[&old, &self.window, new]);
@@ -181,7 +196,7 @@ impl Side {
         let tokens = |x: &[f32]| x.len() / self.heads / self.dim;
         let flush = tokens(&self.window) + tokens(new) >= residual;
         if flush {
-            self.quantize(&ret, rule);
+            self.quantize(on, &ret, rule);
             self.window.clear();
         } else {
             self.window = cat(self.heads, &[&self.window, new]);
@@ -202,7 +217,7 @@ fn tokens(x: &Tensor, from: usize, to: usize) -> Vec<f32> {
 }
 
 /// Replays one trace; returns the largest share of elements that lie one step away.
-fn replay(golden: &Golden, case: &Case, report: &mut Report) -> f64 {
+fn replay(on: &dyn Functions, golden: &Golden, case: &Case, report: &mut Report) -> f64 {
     let args = &case.fields["args"];
     let arg = |name: &str| args.get(name).and_then(|x| x.as_i64());
     let (backend, dtype) = (case.str("backend").unwrap(), case.dtype("dtype"));
@@ -225,7 +240,7 @@ fn replay(golden: &Golden, case: &Case, report: &mut Report) -> f64 {
             Side { dtype, heads, dim, window: Vec::new(), blob: None, blob_tokens: 0, scale: None };
         let mut at = 0;
         for (i, n) in steps.iter().enumerate() {
-            let (got, slack, flushed) = side.update(&tokens(input, at, at + n), rule, residual);
+            let (got, slack, flushed) = side.update(on, &tokens(input, at, at + n), rule, residual);
             at += n;
             let state = vec![at, side.blob_tokens, side.window_tokens(), flushed as usize];
             report.check(state == log[i], case, || format!("{name} step {i}: {state:?}, not {:?}", log[i]));
