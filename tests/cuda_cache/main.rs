@@ -20,6 +20,8 @@ mod host;
 mod machine;
 #[path = "../state_machine/model.rs"]
 mod model;
+#[path = "../paged/suite.rs"]
+mod paged;
 #[path = "../support/reference.rs"]
 #[allow(dead_code)]
 mod reference;
@@ -32,6 +34,18 @@ mod owners;
 mod twins;
 
 use device::OnGpu;
+use machine::on;
+
+on!(
+    OnGpu::new(),
+    paged: blocks_below_every_sliding_window_are_given_back,
+    padding_is_skipped_in_windowed_mode,
+    a_prefix_outlives_its_sequence,
+    ranges_that_see_each_other_are_for_prefill,
+    a_step_ends_when_its_blocks_are_released,
+    blocks_of_seats_and_prefixes_are_not_the_callers,
+    imports_leave_the_other_sequences_their_blocks
+);
 
 #[test]
 fn random_histories_equal_the_model() {

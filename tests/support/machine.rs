@@ -6,6 +6,20 @@ use qkv::{
     AttendParams, CacheConfig, Cpu, Dtype, KvCache, PagePool, PagedKvCache, Result, TensorMut, TensorRef,
 };
 
+/// Tests that are a suite's functions for one machine.
+macro_rules! on {
+    ($machine:expr, $suite:ident: $($name:ident),+) => {
+        $(
+            #[test]
+            fn $name() {
+                $suite::$name(&$machine);
+            }
+        )+
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use on;
+
 /// Parameters of attention, on the host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Params {
@@ -30,6 +44,9 @@ pub(crate) trait Machine {
     const QUERIES: &'static [Dtype];
     /// Distance in the 2-norm, relative, that attention with f32 outputs may have from f64.
     const ERROR: f64;
+
+    /// Whether attention writes zeros into output rows of no sequence, and -inf as their LSE; or leaves them as they are.
+    const CLEARS: bool;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache<Self::B>>;
     fn contiguous(&self, config: CacheConfig) -> Result<KvCache<Self::B>>;
@@ -167,6 +184,7 @@ impl Machine for OnCpu {
     const WINDOWS: &'static [Dtype] = &[Dtype::F16, Dtype::Bf16, Dtype::F32];
     const QUERIES: &'static [Dtype] = &[Dtype::F32, Dtype::F16, Dtype::Bf16];
     const ERROR: f64 = 1e-5;
+    const CLEARS: bool = true;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache> {
         let pool = PagePool::new(&config, blocks)?;
