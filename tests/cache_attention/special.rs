@@ -1,36 +1,46 @@
 //! NaN, infinity, huge, constant and all-zero values: defined results, never an error.
 
-use super::formats::{Rng, formats, held};
-use qkv::cache::{Batch, PagePool, PagedKvCache, Seat};
+use crate::formats::{Rng, formats};
+use crate::machine::{self, Machine, Query};
+use qkv::cache::{Batch, Seat};
 use qkv::*;
 
 const N: usize = 200;
 const D: usize = 64;
 
-fn cache(key: Format, value: Format) -> (PagedKvCache, Seat) {
+fn cache<M: Machine>(m: &M, key: Format, value: Format) -> (PagedKvCache<M::B>, Seat) {
     let config = CacheConfig::new(1, 1, D).with_key(key).with_value(value).with_capacity(1, 512);
-    let config =
-        config.with_scales(Scales::new(1, vec![0.01], vec![0.01]).unwrap()).with_window_dtype(Dtype::F32);
-    let mut cache: PagedKvCache =
-        PagedKvCache::new(config.clone(), PagePool::new(&config, 8).unwrap()).unwrap();
+    let config = config.with_scales(Scales::new(1, vec![0.01], vec![0.01]).unwrap());
+    // Nothing is clamped on the way where a window can be f32.
+    let window = if M::WINDOWS.contains(&Dtype::F32) { Dtype::F32 } else { Dtype::F16 };
+    let mut cache = m.paged(config.with_window_dtype(window), 8).unwrap();
     let seat = cache.open().unwrap();
     (cache, seat)
 }
 
-fn step(cache: &mut PagedKvCache, seat: Seat, k: &[f32], v: &[f32], q: &[f32]) -> (Vec<f32>, Vec<f32>) {
+fn step<M: Machine>(m: &M, cache: &mut PagedKvCache<M::B>, seat: Seat, k: &[f32], v: &[f32]) {
     let n = k.len() / D;
     cache.reserve(seat, n).unwrap();
     cache.begin_step(&Batch::new(&[seat], &[0, n as i32])).unwrap();
-    cache.append(0, &TensorRef::thd(k, [n, 1, D]).unwrap(), &TensorRef::thd(v, [n, 1, D]).unwrap()).unwrap();
-    if q.is_empty() {
-        return (vec![], vec![]);
-    }
-    let (mut out, mut lse) = (vec![0f32; q.len()], vec![0f32; q.len() / D]);
-    let dims = [n, q.len() / D / n, D];
-    let mut view = TensorMut::thd(&mut out, dims).unwrap();
-    let qt = TensorRef::thd(q, dims).unwrap();
-    cache.attend(0, &qt, &AttendParams::new(), &mut view, Some(&mut lse)).unwrap();
-    (out, lse)
+    machine::append(m, cache, 0, k, v).unwrap();
+}
+
+/// One more token, and what its query heads get.
+fn ask<M: Machine>(
+    m: &M,
+    cache: &mut PagedKvCache<M::B>,
+    seat: Seat,
+    (k, v): (&[f32], &[f32]),
+    q: &[f32],
+) -> (Vec<f32>, Vec<f32>) {
+    step(m, cache, seat, k, v);
+    let answer = Query::new::<M>(q, q.len() / D).attend(m, cache, 0).unwrap();
+    (answer.out, answer.lse)
+}
+
+fn held<M: Machine>(m: &M, cache: &PagedKvCache<M::B>, seat: Seat) -> (Vec<f32>, Vec<f32>) {
+    let [k, v] = machine::held(m, cache, 0, seat);
+    (k, v)
 }
 
 /// Values with one bad element in the page part: (channel, token).
@@ -39,17 +49,16 @@ fn with(at: (usize, usize), bad: f32, mut x: Vec<f32>) -> Vec<f32> {
     x
 }
 
-#[test]
-fn a_bad_value_spoils_its_group_only() {
+pub(crate) fn a_bad_value_spoils_its_group_only<M: Machine>(m: &M) {
     let mut rng = Rng::new(5);
     let (k, v) = (rng.numbers(N * D), rng.numbers(N * D));
     let (token, channel) = (40, 37);
     for format in formats(D, false) {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
-            let (mut c, seat) = cache(format, format);
+            let (mut c, seat) = cache(m, format, format);
             let (bk, bv) = (with((channel, token), bad, k.clone()), with((channel, token), bad, v.clone()));
-            step(&mut c, seat, &bk, &bv, &[]);
-            let (dk, dv) = held(&c, seat);
+            step(m, &mut c, seat, &bk, &bv);
+            let (dk, dv) = held(m, &c, seat);
             let mut group = vec![];
             match &format {
                 Format::Affine(a) => {
@@ -94,23 +103,22 @@ fn a_bad_value_spoils_its_group_only() {
     }
 }
 
-#[test]
-fn a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels() {
+pub(crate) fn a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels<M: Machine>(m: &M) {
     let mut rng = Rng::new(6);
     let (k, v, q) = (rng.numbers(N * D), rng.numbers(N * D), rng.numbers(2 * D));
     let token = rng.numbers(D);
     for format in formats(D, false) {
         let keys = with((3, 20), f32::NAN, k.clone());
-        let (mut c, seat) = cache(format, format);
-        step(&mut c, seat, &keys, &v, &[]);
-        let (out, lse) = step(&mut c, seat, &token, &token, &q);
+        let (mut c, seat) = cache(m, format, format);
+        step(m, &mut c, seat, &keys, &v);
+        let (out, lse) = ask(m, &mut c, seat, (&token, &token), &q);
         assert!(out.iter().all(|x| x.is_nan()) && lse.iter().all(|x| x.is_nan()), "key, {format:?}");
 
         let values = with((3, 20), f32::NAN, v.clone());
-        let (mut c, seat) = cache(format, format);
-        step(&mut c, seat, &k, &values, &[]);
-        let (out, lse) = step(&mut c, seat, &token, &token, &q);
-        let (_, held) = held(&c, seat);
+        let (mut c, seat) = cache(m, format, format);
+        step(m, &mut c, seat, &k, &values);
+        let (out, lse) = ask(m, &mut c, seat, (&token, &token), &q);
+        let (_, held) = held(m, &c, seat);
         assert!(lse.iter().all(|x| x.is_finite()), "value, {format:?}");
         for (i, x) in out.iter().enumerate() {
             let spoiled = (0..N).any(|t| held[t * D + i % D].is_nan());
@@ -119,49 +127,46 @@ fn a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels() {
     }
 }
 
-#[test]
-fn a_sliding_window_hides_nan() {
+pub(crate) fn a_sliding_window_hides_nan<M: Machine>(m: &M) {
     let mut rng = Rng::new(7);
     for format in formats(D, false) {
         let config =
             CacheConfig::new(1, 1, D).with_key(format).with_value(format).with_sliding_window(Some(70));
         let config = config.with_scales(Scales::unit(1)).with_capacity(1, 512);
-        let mut c: PagedKvCache =
-            PagedKvCache::new(config.clone(), PagePool::new(&config, 8).unwrap()).unwrap();
+        let mut c = m.paged(config, 8).unwrap();
         let seat = c.open().unwrap();
         let k = with((3, 60), f32::NAN, rng.numbers(N * D));
-        step(&mut c, seat, &k, &k, &[]);
+        step(m, &mut c, seat, &k, &k);
         let token = rng.numbers(D);
-        let (out, lse) = step(&mut c, seat, &token, &token, &token);
+        let (out, lse) = ask(m, &mut c, seat, (&token, &token), &token);
         // Token 60 and everything in its group of tokens lies below 200 + 1 - 70.
         assert!(out.iter().chain(&lse).all(|x| x.is_finite()), "{format:?}");
     }
 }
 
-#[test]
-fn zero_constant_and_huge_values() {
+pub(crate) fn zero_constant_and_huge_values<M: Machine>(m: &M) {
     for format in formats(D, false) {
-        let (mut c, seat) = cache(format, format);
-        step(&mut c, seat, &vec![0.0; N * D], &vec![0.0; N * D], &[]);
-        let (k, v) = held(&c, seat);
+        let (mut c, seat) = cache(m, format, format);
+        step(m, &mut c, seat, &vec![0.0; N * D], &vec![0.0; N * D]);
+        let (k, v) = held(m, &c, seat);
         assert!(k.iter().chain(&v).all(|x| *x == 0.0), "zero, {format:?}");
-        let (out, _) = step(&mut c, seat, &[1.0; D], &[0.0; D], &[1.0; D]);
+        let (out, _) = ask(m, &mut c, seat, (&[1.0; D], &[0.0; D]), &[1.0; D]);
         assert!(out.iter().all(|x| *x == 0.0), "{format:?}");
 
         if format.as_affine().is_some_and(|a| a.rotate.is_none()) {
-            let (mut c, seat) = cache(format, format);
-            step(&mut c, seat, &vec![0.3; N * D], &vec![-7.1; N * D], &[]);
-            let (k, v) = held(&c, seat);
+            let (mut c, seat) = cache(m, format, format);
+            step(m, &mut c, seat, &vec![0.3; N * D], &vec![-7.1; N * D]);
+            let (k, v) = held(m, &c, seat);
             let in_pages = 4 * D..128 * D;
             let (a, b) = (half::f16::from_f32(0.3).to_f32(), half::f16::from_f32(-7.1).to_f32());
             assert!(k[in_pages.clone()].iter().all(|x| *x == a), "constant, {format:?}");
             assert!(v[in_pages].iter().all(|x| *x == b), "constant, {format:?}");
         }
 
-        let (mut c, seat) = cache(format, format);
+        let (mut c, seat) = cache(m, format, format);
         let huge = with((5, 70), 1e30, vec![1.0; N * D]);
-        step(&mut c, seat, &huge, &huge, &[]);
-        let (k, v) = held(&c, seat);
+        step(m, &mut c, seat, &huge, &huge);
+        let (k, v) = held(m, &c, seat);
         assert!(k.iter().chain(&v).all(|x| x.is_finite() || format == Format::Bf16), "huge, {format:?}");
         if format.as_affine().is_some_and(|a| a.rotate.is_none()) || format == Format::F16 {
             assert_eq!(c.stats().clamped_values, 2, "{format:?}");
@@ -170,21 +175,31 @@ fn zero_constant_and_huge_values() {
 }
 
 /// The whole head is one group, up to the largest head and whatever the fit.
-#[test]
-fn the_largest_head_is_one_group_for_every_fit() {
+pub(crate) fn the_largest_head_is_one_group_for_every_fit<M: Machine>(m: &M) {
     for (dim, fit) in
         [(320, Fit::ErrorOptimal), (512, Fit::HQQ), (512, Fit::ErrorOptimal), (512, Fit::MinMax)]
     {
+        let config = |format: Affine| {
+            let c = CacheConfig::new(1, 1, format.group).with_key(format).with_value(format).with_sinks(0);
+            c.with_residual(Some(0)).with_capacity(1, 64)
+        };
+        if dim > M::LARGEST_GROUP {
+            let x = m.input(Dtype::F32, &Rng::new(7).numbers(64 * dim));
+            let t = M::view(&x, [64, 1, dim]);
+            let refused = m
+                .contiguous(config(Affine::per_token(Bits::B4, dim).with_fit(fit)))
+                .and_then(|mut c| c.append(0, &t, &t));
+            assert!(matches!(refused, Err(Error::Unsupported { what: "key format", .. })), "{refused:?}");
+        }
+        let dim = dim.min(M::LARGEST_GROUP);
         for bits in Bits::ALL {
             let format = Affine::per_token(bits, dim).with_fit(fit);
-            let config = CacheConfig::new(1, 1, dim).with_key(format).with_value(format).with_sinks(0);
-            let mut c = KvCache::new(config.with_residual(Some(0)).with_capacity(1, 64)).unwrap();
+            let mut c = m.contiguous(config(format)).unwrap();
             let x = Rng::new(7).numbers(64 * dim);
-            let t = TensorRef::thd(&x, [64, 1, dim]).unwrap();
+            let input = m.input(Dtype::F32, &x);
+            let t = M::view(&input, [64, 1, dim]);
             c.append(0, &t, &t).unwrap();
-            let (mut k, mut v) = (vec![0f32; x.len()], vec![0f32; x.len()]);
-            let mut view = TensorMut::thd(&mut k, [64, 1, dim]).unwrap();
-            c.dequantize(0, 0, &mut view, &mut TensorMut::thd(&mut v, [64, 1, dim]).unwrap()).unwrap();
+            let [k, v] = machine::held(m, c.paged(), 0, Seat::new(0));
             let mean = x.iter().zip(&k).map(|(a, b)| (a - b).powi(2)).sum::<f32>() / x.len() as f32;
             let power = x.iter().map(|a| a * a).sum::<f32>() / x.len() as f32;
             assert!(
@@ -196,28 +211,26 @@ fn the_largest_head_is_one_group_for_every_fit() {
 }
 
 /// A window of f16 clamps what an f16 does not hold, where the value waits and where it goes straight into a page.
-#[test]
-fn huge_values_are_clamped_by_an_f16_window() {
+pub(crate) fn huge_values_are_clamped_by_an_f16_window<M: Machine>(m: &M) {
     for chunk in [N, 10] {
         let format = Affine::per_token(Bits::B8, D);
         let config = CacheConfig::new(1, 1, D).with_key(format).with_value(format).with_capacity(1, 512);
-        let mut c: PagedKvCache =
-            PagedKvCache::new(config.clone(), PagePool::new(&config, 8).unwrap()).unwrap();
+        let mut c = m.paged(config, 8).unwrap();
         let seat = c.open().unwrap();
         let mut x = vec![0.25; N * D];
         for (token, value) in [(1, 1e30), (70, -1e30), (N - 1, 1e6)] {
             x[token * D] = value; // a sink, a page, the window
         }
         for x in x.chunks(chunk * D) {
-            step(&mut c, seat, x, x, &[]);
+            step(m, &mut c, seat, x, x);
         }
-        let (k, v) = held(&c, seat);
+        let (k, v) = held(m, &c, seat);
         assert!(k.iter().chain(&v).all(|x| x.is_finite()));
         assert_eq!((k[D], k[(N - 1) * D], v[D]), (65504.0, 65504.0, 65504.0));
         assert!((k[70 * D] + 65504.0).abs() < 64.0);
         assert_eq!(c.stats().clamped_values, 6, "chunks of {chunk}");
         // What is decoded into the window may be beyond the largest f16 too.
         c.truncate(seat, 100).unwrap();
-        assert!(held(&c, seat).0.iter().all(|x| x.is_finite()));
+        assert!(held(m, &c, seat).0.iter().all(|x| x.is_finite()));
     }
 }

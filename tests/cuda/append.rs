@@ -1,7 +1,7 @@
 //! Random steps of a cache on the device against the CPU's cache: lengths, pages, windows, sinks, means and counters, bit by
 //! bit.
 
-use crate::formats::any_format;
+use crate::caches::any_format;
 use crate::gpu::{Gpu, Random};
 use crate::layer::Twins;
 use qkv::{CacheConfig, Dtype, Format, Granularity, Scales, Seat};

@@ -1,8 +1,8 @@
 //! The kernels through their launch functions, against the CPU: the same bits.
 
-#[path = "../support/formats.rs"]
+#[path = "../support/caches.rs"]
 #[allow(dead_code)]
-mod formats;
+mod caches;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;

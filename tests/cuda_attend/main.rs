@@ -1,8 +1,8 @@
 //! Attention on the device: against f64 attention over the decoded values, and against the CPU's cache.
 
-#[path = "../support/formats.rs"]
+#[path = "../support/caches.rs"]
 #[allow(dead_code)]
-mod formats;
+mod caches;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;

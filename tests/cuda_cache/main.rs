@@ -2,10 +2,12 @@
 
 #[path = "../state_machine/attention.rs"]
 mod attention;
+#[path = "../support/caches.rs"]
+#[allow(dead_code)]
+mod caches;
 #[path = "../support/device.rs"]
 mod device;
-#[path = "../support/formats.rs"]
-#[allow(dead_code)]
+#[path = "../cache_attention/formats.rs"]
 mod formats;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
@@ -25,6 +27,8 @@ mod paged;
 #[path = "../support/reference.rs"]
 #[allow(dead_code)]
 mod reference;
+#[path = "../cache_attention/special.rs"]
+mod special;
 #[path = "../state_machine/splits.rs"]
 mod splits;
 
@@ -46,6 +50,35 @@ on!(
     blocks_of_seats_and_prefixes_are_not_the_callers,
     imports_leave_the_other_sequences_their_blocks
 );
+
+on!(OnGpu::new(), formats: centred_keys, slots_equal_seats);
+on!(
+    OnGpu::new(),
+    special: a_bad_value_spoils_its_group_only,
+    a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels,
+    a_sliding_window_hides_nan,
+    zero_constant_and_huge_values,
+    the_largest_head_is_one_group_for_every_fit,
+    huge_values_are_clamped_by_an_f16_window
+);
+
+/// Every format as keys and as values, not every pair.
+#[test]
+fn every_format_in_both_modes() {
+    let gpu = OnGpu::new();
+    for direct in [false, true] {
+        let all = formats::formats(64, direct);
+        for (i, key) in all.iter().enumerate() {
+            let value = all[(7 * i + 3) % all.len()];
+            formats::run(&gpu, *key, value, direct as u64 * 100_000 + i as u64, (64, 64), direct);
+        }
+    }
+}
+
+#[test]
+fn other_head_dims() {
+    formats::other_head_dims(&OnGpu::new(), 1);
+}
 
 #[test]
 fn random_histories_equal_the_model() {

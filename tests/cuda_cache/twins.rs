@@ -1,7 +1,7 @@
 //! Two caches that are told the same, one on the CPU and one on the device: every format, every call.
 
+use crate::caches::any_config;
 use crate::device::OnGpu;
-use crate::formats::any_config;
 use crate::gpu::{Gpu, Random};
 use crate::machine::{self, Machine, OnCpu, held};
 use qkv::cache::SlotBatch;

@@ -1,10 +1,10 @@
 //! Steps captured in CUDA graphs.
 
+#[path = "../support/caches.rs"]
+#[allow(dead_code)]
+mod caches;
 #[path = "../support/device.rs"]
 mod device;
-#[path = "../support/formats.rs"]
-#[allow(dead_code)]
-mod formats;
 #[path = "../support/gpu.rs"]
 #[allow(dead_code)]
 mod gpu;

@@ -1,7 +1,7 @@
 //! Captured steps: replayed while tiles close, they leave what direct steps leave.
 
+use crate::caches::any_config;
 use crate::device::OnGpu;
-use crate::formats::any_config;
 use crate::gpu::Random;
 use crate::machine::{Machine, held};
 use cudarc::driver::{CudaGraph, CudaSlice, sys};

@@ -33,6 +33,7 @@ impl Machine for OnGpu {
     const WINDOWS: &'static [Dtype] = &[Dtype::F16, Dtype::Bf16];
     const QUERIES: &'static [Dtype] = &[Dtype::F16, Dtype::Bf16];
     const ERROR: f64 = 1e-3;
+    const LARGEST_GROUP: usize = 256;
     const CLEARS: bool = false;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache<Cuda>> {

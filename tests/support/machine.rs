@@ -7,6 +7,7 @@ use qkv::{
 };
 
 /// Tests that are a suite's functions for one machine.
+#[allow(unused_macros)]
 macro_rules! on {
     ($machine:expr, $suite:ident: $($name:ident),+) => {
         $(
@@ -45,6 +46,8 @@ pub(crate) trait Machine {
     /// Distance in the 2-norm, relative, that attention with f32 outputs may have from f64.
     const ERROR: f64;
 
+    /// Most elements of a group.
+    const LARGEST_GROUP: usize;
     /// Whether attention writes zeros into output rows of no sequence, and -inf as their LSE; or leaves them as they are.
     const CLEARS: bool;
 
@@ -184,6 +187,7 @@ impl Machine for OnCpu {
     const WINDOWS: &'static [Dtype] = &[Dtype::F16, Dtype::Bf16, Dtype::F32];
     const QUERIES: &'static [Dtype] = &[Dtype::F32, Dtype::F16, Dtype::Bf16];
     const ERROR: f64 = 1e-5;
+    const LARGEST_GROUP: usize = 512;
     const CLEARS: bool = true;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache> {

@@ -2,7 +2,7 @@
 
 mod edges;
 
-use crate::formats::any_format;
+use crate::caches::any_format;
 use crate::gpu::{Gpu, Host, Random, layout};
 use crate::layer::Twins;
 use cudarc::driver::CudaSlice;

@@ -1,7 +1,7 @@
 //! Random steps and every format.
 
 use super::{Case, Params, config};
-use crate::formats::any_format;
+use crate::caches::any_format;
 use crate::gpu::{Gpu, Random};
 use qkv::{Affine, Bits, Dtype, Format, Fp8, Granularity};
 
