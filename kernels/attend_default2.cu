@@ -1,7 +1,7 @@
 // 2 bits: keys per channel in groups of 32 tokens, values per token in groups of 32 channels.
 #include "attend/instance.cuh"
 
-QKV_ATTEND(qkv_attend_default2_integer_64, 3, 20832, qkv::Integer<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64>)
-QKV_ATTEND(qkv_attend_default2_integer_128, 3, 24416, qkv::Integer<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128>)
+QKV_ATTEND(qkv_attend_default2_integer_64, 4, 22736, qkv::Integer<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64>)
+QKV_ATTEND(qkv_attend_default2_integer_128, 3, 28880, qkv::Integer<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128>)
 QKV_ATTEND(qkv_attend_default2_half_64, 3, 21024, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64>)
 QKV_ATTEND(qkv_attend_default2_half_128, 2, 25376, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128>)

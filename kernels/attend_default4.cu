@@ -1,7 +1,7 @@
 // 4 bits: keys per channel in groups of 64 tokens, values per token in groups of 64 channels.
 #include "attend/instance.cuh"
 
-QKV_ATTEND(qkv_attend_default4_integer_64, 3, 20832, qkv::Integer<qkv::Channel<4, 64>, qkv::Token<4, 64>, 64>)
-QKV_ATTEND(qkv_attend_default4_integer_128, 3, 24416, qkv::Integer<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)
+QKV_ATTEND(qkv_attend_default4_integer_64, 4, 22736, qkv::Integer<qkv::Channel<4, 64>, qkv::Token<4, 64>, 64>)
+QKV_ATTEND(qkv_attend_default4_integer_128, 3, 28880, qkv::Integer<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)
 QKV_ATTEND(qkv_attend_default4_half_64, 3, 21024, qkv::Half<qkv::Channel<4, 64>, qkv::Token<4, 64>, 64>)
-QKV_ATTEND(qkv_attend_default4_half_128, 2, 25376, qkv::Half<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)
+QKV_ATTEND(qkv_attend_default4_half_128, 3, 25376, qkv::Half<qkv::Channel<4, 64>, qkv::Token<4, 64>, 128>)

@@ -37,6 +37,18 @@ __device__ __forceinline__ void load4(const QkvTensor& t, bool vectors, int64_t 
   for (int i = 0; i < 4; i++) x[i] = exact_value(t.dtype, __ldg(at + i * t.strides[3]));
 }
 
+// Four neighbouring channels of a row of vectors.
+__device__ __forceinline__ void store4(const QkvTensor& t, int64_t at, const float* x) {
+  if (t.dtype == QKV_F32) {
+    *(float4*)((float*)t.data + at) = make_float4(x[0], x[1], x[2], x[3]);
+    return;
+  }
+  uint32_t h[4];
+#pragma unroll
+  for (int i = 0; i < 4; i++) h[i] = t.dtype == QKV_F16 ? float_to_half(x[i]) : float_to_bfloat(x[i]);
+  *(uint2*)((uint16_t*)t.data + at) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
+}
+
 // The bits of an exact row's element: finite values that f16 does not hold become the largest it does, and are counted.
 __device__ __forceinline__ uint16_t exact_bits(uint32_t dtype, float x, uint32_t& clamped) {
   if (dtype == QKV_BF16) return float_to_bfloat(x);

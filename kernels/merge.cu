@@ -19,17 +19,6 @@ __device__ __forceinline__ void merge_row(Merge what, uint32_t dim, bool vectors
   }
 }
 
-__device__ __forceinline__ void store4(const QkvTensor& t, int64_t at, const float* x) {
-  if (t.dtype == QKV_F32) {
-    *(float4*)((float*)t.data + at) = make_float4(x[0], x[1], x[2], x[3]);
-    return;
-  }
-  uint32_t h[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) h[i] = t.dtype == QKV_F16 ? float_to_half(x[i]) : float_to_bfloat(x[i]);
-  *(uint2*)((uint16_t*)t.data + at) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
-}
-
 }  // namespace qkv
 
 extern "C" __global__ void __launch_bounds__(128) qkv_merge_states(const __grid_constant__ QkvMergeStates p) {

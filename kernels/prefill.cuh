@@ -59,23 +59,6 @@ __device__ __forceinline__ Span columns(int32_t packed, int32_t sink_slots, cons
 
 __device__ __forceinline__ bool sees(Span s, int32_t column) { return column >= s.from && column < s.to; }
 
-// cap * tanh(x / cap), in log2 units.
-__device__ __forceinline__ float capped(float x, float cap) {
-  return cap * kLog2e * (1.0f - 2.0f / (1.0f + exp2_fast(2.0f * kLog2e / cap * x)));
-}
-
-// Four neighbouring channels of a row of vectors.
-__device__ __forceinline__ void store4(const QkvTensor& t, int64_t at, const float* x) {
-  if (t.dtype == QKV_F32) {
-    *(float4*)((float*)t.data + at) = make_float4(x[0], x[1], x[2], x[3]);
-    return;
-  }
-  uint32_t h[4];
-#pragma unroll
-  for (int i = 0; i < 4; i++) h[i] = t.dtype == QKV_F16 ? float_to_half(x[i]) : float_to_bfloat(x[i]);
-  *(uint2*)((uint16_t*)t.data + at) = make_uint2(h[0] | h[1] << 16, h[2] | h[3] << 16);
-}
-
 template <int DK, int DV>
 __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   using S = PrefillShared<DK, DV>;
@@ -225,7 +208,9 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll
-          for (int e = 0; e < 4; e++) d[n][e] = capped(fmaf(d[n][e], f[e / 2], shift[e / 2]), p.softcap);
+          for (int e = 0; e < 4; e++) {
+            d[n][e] = soft_cap(kLog2e * fmaf(d[n][e], f[e / 2], shift[e / 2]), p.softcap);
+          }
         }
         f[0] = f[1] = 1.0f;
         shift[0] = shift[1] = 0.0f;

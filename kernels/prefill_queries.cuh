@@ -5,7 +5,6 @@
 
 namespace qkv {
 
-constexpr float kLog2e = 1.44269504f, kLn2 = 0.693147181f;
 // Rows of a block.
 constexpr int kQueryRows = 64;
 // How far weights are lifted.

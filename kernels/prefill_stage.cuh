@@ -16,6 +16,7 @@
 #include "exact.cuh"
 #include "fp8.cuh"
 #include "layout.cuh"
+#include "softmax.cuh"
 
 namespace qkv {
 

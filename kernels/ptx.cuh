@@ -25,6 +25,13 @@ __device__ __forceinline__ uint32_t cvt_f16x2_e4m3x2(uint16_t bytes) {
   return d;
 }
 
+// Those of a word's low and high half, which the instruction can name.
+__device__ __forceinline__ void cvt_f16x4_e4m3x4(uint32_t word, uint32_t& low, uint32_t& high) {
+  asm("{\n\t.reg .b16 l, h;\n\tmov.b32 {l, h}, %2;\n\tcvt.rn.f16x2.e4m3x2 %0, l;\n\tcvt.rn.f16x2.e4m3x2 %1, h;\n\t}"
+      : "=r"(low), "=r"(high)
+      : "r"(word));
+}
+
 __device__ __forceinline__ uint32_t cvt_f16x2_e5m2x2(uint16_t bytes) {
   uint32_t d;
   asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(d) : "h"(bytes));
@@ -130,7 +137,7 @@ __device__ __forceinline__ float reciprocal_fast(float x) {
   return d;
 }
 
-// 16 and 4 bytes of pages, which are read once: they leave no trace in the first-level cache. The kernel must not write them.
+// 16 bytes of pages, which are read once: they leave no trace in the first-level cache. The kernel must not write them.
 __device__ __forceinline__ uint4 load_stream16(const void* p) {
   uint4 v;
   asm("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
@@ -150,10 +157,11 @@ __device__ __forceinline__ uint2 load_cached8(const void* p) {
   return v;
 }
 
-__device__ __forceinline__ uint32_t load_stream4(const void* p) {
-  uint32_t v;
-  asm("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
+// The lane's number, read anew: nothing is kept in registers for it between here and the last use.
+__device__ __forceinline__ uint32_t fresh_lane() {
+  uint32_t lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane)::"memory");
+  return lane;
 }
 
 // Two f16 (bf16) of two f32, half to even, the first in the low half.

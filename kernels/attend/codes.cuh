@@ -37,21 +37,17 @@ __host__ __device__ constexpr int slice_tiles(int all) {
 template <class F, int Tiles, int Columns>
 struct Slice {
   static constexpr int kCount = Tiles / F::kTiles * F::kWords * (Columns / 16);
-  static constexpr int kVectors = kCount / 4, kRest = kCount % 4;
-  uint4 v[kVectors > 0 ? kVectors : 1];
-  uint32_t rest[kRest > 0 ? kRest : 1];
+  static constexpr int kVectors = kCount / 4;
+  static_assert(kCount % 4 == 0, "heads of 64 or 128 channels have whole vectors");
+  uint4 v[kVectors];
 
-  // Slice `index` of the section; one with single words at its end is the only one.
-  __device__ __forceinline__ void load(const uint8_t* codes, uint32_t lane, int index) {
-    const uint8_t* from = codes + index * (kVectors * 512) + lane * 16;
+  // Slice `index` of the section. `codes`: the lane's first vector.
+  __device__ __forceinline__ void load(const uint8_t* codes, int index) {
 #pragma unroll
-    for (int i = 0; i < kVectors; i++) v[i] = load_stream16(from + i * 512);
-#pragma unroll
-    for (int i = 0; i < kRest; i++) rest[i] = load_stream4(codes + kVectors * 512 + i * 128 + lane * 4);
+    for (int i = 0; i < kVectors; i++) v[i] = load_stream16(codes + (index * kVectors + i) * 512);
   }
 
   __device__ __forceinline__ uint32_t& word(int w) {
-    if (w >= 4 * kVectors) return rest[w - 4 * kVectors];
     uint4& x = v[w / 4];
     return w % 4 == 0 ? x.x : w % 4 == 1 ? x.y : w % 4 == 2 ? x.z : x.w;
   }
@@ -72,8 +68,7 @@ struct Slice {
           a[2 + h] = __byte_perm(w, 0, 0x3424);
         } else {
 #if __CUDA_ARCH__ >= 890
-          a[h] = cvt_f16x2_e4m3x2((uint16_t)w);
-          a[2 + h] = cvt_f16x2_e4m3x2((uint16_t)(w >> 16));
+          cvt_f16x4_e4m3x4(w, a[h], a[2 + h]);
 #else
           a[h] = shifted_e4m3(__byte_perm(w, 0, 0x1404));
           a[2 + h] = shifted_e4m3(__byte_perm(w, 0, 0x3424));

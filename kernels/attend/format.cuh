@@ -11,6 +11,8 @@ struct Coding {
   static constexpr bool kAffine = Kind == QKV_KIND_AFFINE, kChannel = kAffine && Channel;
   static constexpr bool kFp8 = Kind == QKV_KIND_E4M3 || Kind == QKV_KIND_E5M2;
   static constexpr bool kBfloat = Kind == QKV_KIND_BF16;
+  // Whether pages have pairs or scales of it.
+  static constexpr bool kPairs = kAffine || kFp8;
   // Tiles of 16 rows that share a word, and words of them per 16 columns.
   static constexpr int kTiles = Bits == 2 ? 2 : Bits == 1 || Bits == 3 ? 4 : 1;
   static constexpr int kWords = Bits == 16 ? 4 : Bits == 8 ? 2 : Bits == 3 ? 3 : 1;
@@ -30,12 +32,22 @@ struct Coding {
   }
 };
 
-// 2^x at compile time.
-__host__ __device__ constexpr float power_of_two(int x) {
-  float f = 1;
-  for (int i = 0; i < x; i++) f *= 2;
-  for (int i = 0; i > x; i--) f *= 0.5f;
-  return f;
-}
+// How a token's channels are grouped.
+template <class F, int D>
+struct Groups {
+  // Blocks of 32 channels that are summed before a pair is applied, and pairs of a token.
+  static constexpr int kRun = F::kGroup < 32 ? 1 : F::kGroup / 32;
+  static constexpr int kCount = F::kGroup < 32 ? 1 : ((D + 31) / 32 + kRun - 1) / kRun;
+};
+
+// 2^x. By its bits: the compiler runs a loop of products as one, in every page.
+__device__ __forceinline__ float power_of_two(int x) { return __uint_as_float((uint32_t)(127 + x) << 23); }
+
+// 1 / x of a power of two between 2^-126 and 2^126.
+__device__ __forceinline__ float inverse_power(float x) { return __uint_as_float(0x7f000000 - __float_as_uint(x)); }
+
+// Bytes of the codes of `Rows` by `Columns` elements in fragment order.
+template <class F, int Rows, int Columns>
+constexpr int kCodeBytes = (Rows / 16 + F::kTiles - 1) / F::kTiles * F::kWords * (Columns / 16) * 128;
 
 }  // namespace qkv

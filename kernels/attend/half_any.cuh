@@ -72,14 +72,16 @@ constexpr int kStagedFragments = kStageBytes / 512;
 __device__ __forceinline__ uint4* staged(uint8_t* stage, uint32_t lane) { return (uint4*)stage + lane; }
 
 struct AnyKeys {
+  template <class Values, int DK, int DV>
+  using Pages = AnyPlaces;
   template <int D>
   static constexpr int kRun = 1;
 
   template <int D, int NT>
-  static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* codes,
-                                                const uint8_t* pairs, uint32_t lane, uint8_t* stage, Folded<D, NT>& fold,
-                                                float (&s)[8][2 * NT]) {
+  static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const AnyPlaces& at, uint32_t lane,
+                                                uint8_t* stage, Folded<D, NT>& fold, float (&s)[8][2 * NT]) {
     constexpr int kSteps = Dims<D>::kSteps;
+    const uint8_t *codes = at.page + p.at[0].codes, *pairs = at.page + p.at[0].pairs;
     const QkvFormat& f = p.format[0];
     const bool affine = f.kind == QKV_KIND_AFFINE, channel = affine && f.per_channel, token = affine && !channel;
     const bool bfloat = f.kind == QKV_KIND_BF16, scaled = !affine && f.granularity == QKV_SCALE_TOKEN_HEAD;
@@ -99,12 +101,11 @@ struct AnyKeys {
       for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          zero[nt][i] = channel ? fold.zero[2 * nt + i % 2] : q.mean[8 * nt + 2 * t + i % 2];
+          zero[nt][i] = channel ? fold.zero[2 * nt + i % 2] : 0.0f;
           s[2 * mt + i / 2][2 * nt + i % 2] = 0;
         }
       }
-      uint32_t factor = float_to_half(fold.scale);
-      factor |= factor << 16;
+      const uint32_t factor = fold.factor();
       // Two steps, 32 channels, at a time: a group has no fewer.
 #pragma unroll 1
       for (int first = 0; first < kSteps; first += kStagedFragments) {
@@ -123,8 +124,8 @@ struct AnyKeys {
             for (int nt = 0; nt < NT; nt++) {
               uint2 b = q.page[nt][kb][lane];
               if (channel) {
-                b.x = mul_half2(mul_half2(b.x, factor), step.x);
-                b.y = mul_half2(mul_half2(b.y, factor), step.y);
+                b.x = mul_half2(b.x, mul_half2(step.x, factor));
+                b.y = mul_half2(b.y, mul_half2(step.y, factor));
               }
               mma_any(sum[nt], a[32 * (kb - first)], b, bfloat);
               if (bfloat) mma_any(sum[nt], a[32 * (kb - first)], q.page_low[nt][kb][lane], true);
@@ -180,7 +181,7 @@ struct AnyKeys {
     }
     fold.choose(fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16))));
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) fold.zero[2 * nt] = z[nt][0], fold.zero[2 * nt + 1] = z[nt][1];
+    for (int j = 0; j < 2 * NT; j++) fold.zero[j] = z[j / 2][j % 2] * (1 / kChannelScale);
   }
 };
 
@@ -189,9 +190,17 @@ struct AnyValues {
   static constexpr int kZeros = Dims<D>::kBlocks;
 
   template <int D, int NT>
-  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* codes, const uint8_t* pairs, uint32_t lane,
-                                                int tail, const float (&factor)[2 * NT], uint8_t* stage,
-                                                float (&s)[8][2 * NT], HalfState<D, NT, kZeros<D>>& w) {
+  static __device__ __forceinline__ void begin(const QkvAttend& p, HalfState<D, NT, kZeros<D>>& w) {
+    const QkvFormat& f = p.format[1];
+    if (f.kind == QKV_KIND_AFFINE && !f.per_channel) w.lift(25);
+    if (f.kind != QKV_KIND_AFFINE && f.granularity == QKV_SCALE_TOKEN_HEAD) w.lift(90);
+  }
+
+  template <int D, int NT>
+  static __device__ __forceinline__ void values(const QkvAttend& p, const AnyPlaces& at, uint32_t lane, bool, int tail,
+                                                const float (&factor)[2 * NT], uint8_t* stage, float (&s)[8][2 * NT],
+                                                HalfState<D, NT, kZeros<D>>& w) {
+    const uint8_t *codes = at.page + p.at[1].codes, *pairs = at.page + p.at[1].pairs;
     const QkvFormat& f = p.format[1];
     const bool affine = f.kind == QKV_KIND_AFFINE, channel = affine && f.per_channel, token = affine && !channel;
     const bool bfloat = f.kind == QKV_KIND_BF16, scaled = !affine && f.granularity == QKV_SCALE_TOKEN_HEAD;
@@ -199,17 +208,21 @@ struct AnyValues {
     const uint32_t words = lane_words(p.at[1]);
     uint4* a = staged(stage, lane);
     TokenPairs pair;
+    auto load = [&](uint32_t j) {
+      pair.load(pairs + (g * count + j) * 32);
+      if (tail < QKV_TILE) pair.clear(g, tail);
+    };
     float largest = 0;
     if (token) {
       uint32_t most = 0;
 #pragma unroll 1
       for (uint32_t j = count; j-- > 0;) {
-        pair.load(pairs + (g * count + j) * 32, g, tail);
+        load(j);
         most = max_half2(most, pair.most_half());
       }
       largest = half_to_float((uint16_t)most);
     } else if (scaled) {
-      pair.load(pairs + g * 32, g, tail);
+      load(0);
       largest = pair.most_float();
     }
     to_weights<D, NT>(factor, token || scaled, largest, s, w);
@@ -220,16 +233,15 @@ struct AnyValues {
     for (int block = 0; block < Dims<D>::kBlocks; block++) {
       const bool next = block == 0 || (token && pair_of(f.group, block) != pair_of(f.group, block - 1));
       if (next) {
-        if (token && block > 0) pair.load(pairs + (g * count + pair_of(f.group, block)) * 32, g, tail);
+        if (token && block > 0) load(pair_of(f.group, block));
 #pragma unroll
         for (int kb = 0; kb < 4; kb++) {
           float step[2] = {1, 1}, min[2] = {0, 0};
           if (token) {
-            pair.values(kb, lane, step, min);
+            pair.values(kb, w.operand, step, min);
           } else if (scaled) {
             step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
           }
-          if (token || scaled) step[0] *= w.step_scale, step[1] *= w.step_scale;
 #pragma unroll
           for (int nt = 0; nt < NT; nt++) {
             uint32_t high[2], rest[2];
@@ -315,7 +327,7 @@ struct AnyValues {
     const QkvFormat& f = p.format[1];
     const bool affine = f.kind == QKV_KIND_AFFINE, channel = affine && f.per_channel, token = affine && !channel;
     float scale = affine && !channel ? power_of_two(24) : 1.0f;
-    if (token || (!affine && f.granularity == QKV_SCALE_TOKEN_HEAD)) scale /= w.step_scale;
+    w.set_limit(kLimitAbove);
     if (p.scales[1]) scale *= __ldg((const float*)p.scales[1] + head);
     float zero[2 * NT] = {};
 #pragma unroll

@@ -11,6 +11,7 @@ struct HalfPath {
   static constexpr int kKeyDim = DK, kValueDim = DV, kUnitColumns = 8 * NT, kColumns = 2 * NT;
   static_assert(Staged<DV>::kBytes <= kStageBytes);
   using Query = HalfQuery<DK, NT>;
+  using Pages = typename Keys::template Pages<Values, DK, DV>;
   using Fold = Folded<DK, NT>;
   using State = HalfState<DV, NT, Values::template kZeros<DV>>;
 
@@ -18,15 +19,17 @@ struct HalfPath {
     load_query<Keys::template kRun<DK>, DK, NT>(p, u, q, warp, lane);
   }
 
-  static __device__ __forceinline__ void scores(const QkvAttend& p, const Query& q, const uint8_t* page, uint32_t lane,
+  static __device__ __forceinline__ void begin(const QkvAttend& p, State& w) { Values::template begin<DV, NT>(p, w); }
+
+  static __device__ __forceinline__ void scores(const QkvAttend& p, const Query& q, const Pages& page, uint32_t lane,
                                                 uint8_t* stage, Fold& fold, float (&s)[8][kColumns]) {
-    Keys::template scores<DK, NT>(p, q, page + p.at[0].codes, page + p.at[0].pairs, lane, stage, fold, s);
+    Keys::template scores<DK, NT>(p, q, page, lane, stage, fold, s);
   }
 
-  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* page, uint32_t lane, int tail,
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Pages& page, uint32_t lane, bool whole, int tail,
                                                 const float (&factor)[kColumns], uint8_t* stage, float (&s)[8][kColumns],
                                                 State& w) {
-    Values::template values<DV, NT>(p, page + p.at[1].codes, page + p.at[1].pairs, lane, tail, factor, stage, s, w);
+    Values::template values<DV, NT>(p, page, lane, whole, tail, factor, stage, s, w);
   }
 
   static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t head, uint32_t lane, State& w) {
@@ -44,27 +47,35 @@ struct HalfPath {
 // One format.
 template <class F>
 struct KeysOf {
+  using Format = F;
+  template <class Values, int DK, int DV>
+  using Pages = Places<F, typename Values::Format, DK, DV>;
   template <int D>
   static constexpr int kRun = F::kAffine && !F::kChannel ? Groups<F, D>::kRun : 1;
 
-  template <int D, int NT>
-  static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* codes,
-                                                const uint8_t* pairs, uint32_t lane, uint8_t*, Folded<D, NT>& fold,
-                                                float (&s)[8][2 * NT]) {
-    half_scores<F, D, NT>(p, q, codes, pairs, lane, fold, s);
+  template <int D, int NT, class Pages>
+  static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const Pages& page, uint32_t lane,
+                                                uint8_t*, Folded<D, NT>& fold, float (&s)[8][2 * NT]) {
+    half_scores<F, D, NT>(p, q, page.codes, page.keys, lane, fold, s);
   }
 };
 
 template <class F>
 struct ValuesOf {
+  using Format = F;
   template <int D>
   static constexpr int kZeros = F::kAffine && !F::kChannel ? Groups<F, D>::kCount : 0;
 
   template <int D, int NT>
-  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* codes, const uint8_t* pairs, uint32_t lane,
-                                                int tail, const float (&factor)[2 * NT], uint8_t*, float (&s)[8][2 * NT],
+  static __device__ __forceinline__ void begin(const QkvAttend& p, HalfState<D, NT, kZeros<D>>& w) {
+    half_begin_pages<F>(p, w);
+  }
+
+  template <int D, int NT, class Pages>
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Pages& page, uint32_t lane, bool whole, int tail,
+                                                const float (&factor)[2 * NT], uint8_t*, float (&s)[8][2 * NT],
                                                 HalfState<D, NT, kZeros<D>>& w) {
-    half_values<F, D, NT>(p, codes, pairs, lane, tail, factor, s, w);
+    half_values<F, D, NT>(p, page.value_codes(), page.values, lane, whole, tail, factor, s, w);
   }
 
   template <int D, int NT>

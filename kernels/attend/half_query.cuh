@@ -4,10 +4,13 @@
 
 namespace qkv {
 
+// Queries for per-channel keys are this much larger, so that products with steps stay normal f16 numbers.
+constexpr float kChannelScale = 16384;
+
 // The queries in shared memory.
 template <int D, int NT>
 struct HalfQuery {
-  // f16 for pages; bf16 pages: the bf16 high and low parts.
+  // f16 for pages, times `kChannelScale` where keys are per channel; bf16 pages: the bf16 high and low parts.
   uint2 page[NT][Dims<D>::kSteps][32];
   uint2 page_low[NT][Dims<D>::kSteps][32];
   // High and low part in the type of exact rows.
@@ -24,6 +27,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
   constexpr int kBlocks = Dims<D>::kBlocks;
   const QkvFormat& f = p.format[0];
   const bool bfloat_rows = p.window_dtype == QKV_BF16, bfloat_pages = f.kind == QKV_KIND_BF16;
+  const float larger = f.kind == QKV_KIND_AFFINE && f.per_channel ? kChannelScale : 1.0f;
   float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;
   for (uint32_t c = warp; c < 8 * NT; c += kWarps) {
     uint32_t n = c % 8;
@@ -50,7 +54,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
     float sum = 0;
 #pragma unroll
     for (int k = 0; k < kBlocks; k++) {
-      float x = row.x[k] * norm;
+      float x = row.x[k] * norm * larger;
       uint16_t h = to_row_type(x, bfloat_pages);
       uint32_t channel = 32 * k + lane;
       if (channel < D) {
@@ -61,11 +65,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
       sum += warp_sum(bfloat_pages ? 0.0f : half_to_float(h));
       if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
         if (lane < 4) {
-          uint16_t part = 0;
-          for (uint32_t i = 0; i <= lane; i++) {
-            part = float_to_half(sum);
-            sum -= half_to_float(part);
-          }
+          const uint16_t part = part_of(sum, lane);
           q.zero[c / 8][k / Run][4 * n + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
         }
         sum = 0;

@@ -5,6 +5,7 @@
 #pragma once
 #include "half_query.cuh"
 #include "pairs.cuh"
+#include "places.cuh"
 #include "state.cuh"
 
 namespace qkv {
@@ -12,106 +13,113 @@ namespace qkv {
 // Number of the pair of 32 channels, for groups that only the parameters tell.
 __device__ __forceinline__ uint32_t pair_of(uint32_t group, uint32_t block) { return group >= 32 ? block * 32 / group : 0; }
 
-template <class F, int D>
-struct Groups {
-  // Blocks of 32 channels that are summed before a pair is applied, and pairs of a token.
-  static constexpr int kRun = F::kGroup < 32 ? 1 : F::kGroup / 32;
-  static constexpr int kBlocks = Dims<D>::kBlocks;
-  static constexpr int kCount = (kBlocks + kRun - 1) / kRun;
-};
-
-// Queries that carry the steps of a per-channel group, and their scale.
+// Queries that carry the steps of a per-channel group, their scale, and the zero term.
 template <int D, int NT>
 struct Folded {
   uint32_t q[NT][Dims<D>::kSteps][2];
   float zero[2 * NT];
-  // Power of two that the queries were multiplied with so that products with the steps fit f16, and its inverse.
+  // Power of two that the steps were multiplied with so that products with the queries fit f16, and the inverse of it and of the
+  // queries' own.
   float scale, inverse;
 
-  // As large as queries below 1 may become.
-  __device__ __forceinline__ void clear() { scale = 16384, inverse = 1.0f / 16384; }
+  __device__ __forceinline__ void clear() { scale = 1, inverse = 1 / kChannelScale; }
 
-  // Makes the scale fit the lane's largest step; queries are below 1.
+  // Makes the scale fit the lane's largest step; queries are below `kChannelScale`.
   __device__ __forceinline__ void choose(float largest) {
-    if (!__any_sync(kAllLanes, largest * scale > 32768.0f)) return;
+    if (!__any_sync(kAllLanes, largest * scale > 2.0f)) return;
     largest = warp_max(largest);
-    int e = (int)(bits_of(largest) >> 23) - 127;
-    // Scaled queries stay within f16 by themselves.
-    e = min(max(10 - e, -14), 14);
-    scale = from_bits((uint32_t)(127 + e) << 23);
-    inverse = from_bits((uint32_t)(127 - e) << 23);
+    scale = from_bits((uint32_t)min(max(253 - (int)(bits_of(largest) >> 23), 97), 127) << 23);
+    inverse = inverse_power(scale * kChannelScale);
+  }
+
+  // The scale for two f16.
+  __device__ __forceinline__ uint32_t factor() const {
+    uint32_t h = float_to_half(scale);
+    return h | h << 16;
   }
 };
 
+// `steps`: where the lane's part of a group's steps begins; its mins lie 2 D bytes behind.
 template <class F, int D, int NT>
 __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
                                               Folded<D, NT>& out) {
   constexpr int kSteps = Dims<D>::kSteps;
   uint2 step[kSteps], mins[kSteps];
-  load_channels<D>(steps, lane % 4, step);
-  load_channels<D>(steps + 2 * D, lane % 4, mins);
+  load_channels<D>(steps, step);
+  load_channels<D>(steps + 2 * D, mins);
   uint32_t most = 0;
 #pragma unroll
   for (int kb = 0; kb < kSteps; kb++) most = max_half2(most, max_half2(step[kb].x, step[kb].y));
   float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
   out.choose(largest);
-  uint32_t factor = float_to_half(out.scale);
-  factor |= factor << 16;
+  // Large steps are rare.
+  if (__any_sync(kAllLanes, out.scale != 1.0f)) {
+    const uint32_t factor = out.factor();
+#pragma unroll
+    for (int kb = 0; kb < kSteps; kb++) {
+      step[kb].x = mul_half2(step[kb].x, factor);
+      step[kb].y = mul_half2(step[kb].y, factor);
+    }
+  }
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
-    float z[4] = {};
+    // A lane's mins are operand A as they are loaded: rows 0 - 7 of the products with the lower channels' queries are right, and
+    // rows 8 - 15 of those with the upper ones'.
+    float low[4] = {}, high[4] = {};
 #pragma unroll
     for (int kb = 0; kb < kSteps; kb++) {
       uint2 b = q.page[nt][kb][lane];
-      const uint32_t a[4] = {mins[kb].x, mins[kb].x, mins[kb].y, mins[kb].y}, qb[2] = {b.x, b.y};
-      mma_f16(z, a, qb);
-      out.q[nt][kb][0] = mul_half2(mul_half2(b.x, factor), step[kb].x);
-      out.q[nt][kb][1] = mul_half2(mul_half2(b.y, factor), step[kb].y);
+      mma_f16_k8(low, mins[kb].x, mins[kb].y, b.x);
+      mma_f16_k8(high, mins[kb].x, mins[kb].y, b.y);
+      out.q[nt][kb][0] = mul_half2(b.x, step[kb].x);
+      out.q[nt][kb][1] = mul_half2(b.y, step[kb].y);
     }
-    out.zero[2 * nt] = z[0];
-    out.zero[2 * nt + 1] = z[1];
+    out.zero[2 * nt] = (low[0] + high[2]) * (1 / kChannelScale);
+    out.zero[2 * nt + 1] = (low[1] + high[3]) * (1 / kChannelScale);
   }
 }
 
-// `pairs`: the section of the page; `fold` lives as long as the unit.
+// `codes`: the lane's first vector; `pairs`: its pairs. `fold` lives as long as the unit.
 template <class F, int D, int NT>
 __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* codes,
                                             const uint8_t* pairs, uint32_t lane, Folded<D, NT>& fold,
                                             float (&s)[8][2 * NT]) {
   constexpr int kSteps = Dims<D>::kSteps, kTiles = slice_tiles<F, D>(4);
   using G = Groups<F, D>;
-  const uint32_t g = lane / 4, t = lane % 4;
-  constexpr uint32_t count = F::kAffine && !F::kChannel ? G::kCount : 1;
+  constexpr bool kPerToken = F::kAffine && !F::kChannel;
+  constexpr int kCount = kPerToken ? G::kCount : 1;
   Slice<F, kTiles, D> slice;
-  TokenPairs pair[count];
+  TokenPairs pair[kCount];
   const bool token_scale = F::kFp8 && p.format[0].granularity == QKV_SCALE_TOKEN_HEAD;
-  if constexpr (F::kAffine && !F::kChannel) {
+  if constexpr (kPerToken) {
 #pragma unroll
-    for (int j = 0; j < (int)count; j++) pair[j].load(pairs + (g * count + j) * 32, g);
+    for (int j = 0; j < kCount; j++) pair[j].load(pairs + j * 32);
   } else if (token_scale) {
-    pair[0].load(pairs + g * 32, g);
+    pair[0].load(pairs);
   }
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
-    if (mt % kTiles == 0) slice.load(codes, lane, mt / kTiles);
+    if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (F::kChannel) {
       if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
         fold_channels<F, D, NT>(q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
       }
     }
-    float zero[NT][4];
+    if constexpr (kPerToken) {
+      // The zero terms of all groups.
 #pragma unroll
-    for (int nt = 0; nt < NT; nt++) {
-      float m0 = F::kAffine && !F::kChannel ? q.mean[8 * nt + 2 * t] : 0.0f;
-      float m1 = F::kAffine && !F::kChannel ? q.mean[8 * nt + 2 * t + 1] : 0.0f;
-      zero[nt][0] = zero[nt][2] = m0, zero[nt][1] = zero[nt][3] = m1;
+      for (int nt = 0; nt < NT; nt++) {
+        float zero[4] = {};
 #pragma unroll
-      for (int j = 0; j < 2; j++) s[2 * mt][2 * nt + j] = s[2 * mt + 1][2 * nt + j] = 0;
+        for (int j = 0; j < kCount; j++) mma_f16_k8(zero, pair[j].bits[2 * mt], pair[j].bits[2 * mt + 1], q.zero[nt][j][lane]);
+#pragma unroll
+        for (int i = 0; i < 4; i++) s[2 * mt + i / 2][2 * nt + i % 2] = zero[i];
+      }
     }
     float sum[NT][4];
 #pragma unroll
     for (int kb = 0; kb < kSteps; kb++) {
-      const bool first = F::kAffine && !F::kChannel ? kb % (2 * G::kRun) == 0 : kb == 0;
+      const bool first = kPerToken ? kb % (2 * G::kRun) == 0 : kb == 0;
       if (first) {
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) sum[nt][0] = sum[nt][1] = sum[nt][2] = sum[nt][3] = 0;
@@ -135,18 +143,16 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
           }
         }
       }
-      if constexpr (F::kAffine && !F::kChannel) {
+      if constexpr (kPerToken) {
         if (kb + 1 == kSteps || (kb + 1) % (2 * G::kRun) == 0) {
-          const int block = kb / 2;
-          const uint32_t(&w)[8] = pair[block / G::kRun].bits;
+          const uint32_t(&w)[8] = pair[kb / 2 / G::kRun].bits;
           float step[4] = {};
           mma_f16_k8(step, w[2 * mt], w[2 * mt + 1], step_operand(lane));
 #pragma unroll
-          for (int nt = 0; nt < NT; nt++) {
-            mma_f16_k8(zero[nt], w[2 * mt], w[2 * mt + 1], q.zero[nt][block / G::kRun][lane]);
+          for (int h = 0; h < 2; h++) {
+            float factor = step[2 * h] * power_of_two(F::kScale - F::position(mt, h));
 #pragma unroll
-            for (int h = 0; h < 2; h++) {
-              float factor = step[2 * h] * power_of_two(F::kScale - F::position(mt, h));
+            for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
               for (int j = 0; j < 2; j++) {
                 float& out = s[2 * mt + h][2 * nt + j];
@@ -157,25 +163,20 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
         }
       }
     }
-    // What is left: the zero term, one scale of a token, or nothing.
+    if constexpr (!kPerToken) {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-      float scale = power_of_two(F::kScale - F::position(mt, h));
-      if constexpr (F::kChannel) scale *= fold.inverse;
-      if constexpr (F::kFp8) {
-        if (token_scale) scale *= from_bits(pair[0].bits[2 * mt + h]);
-      }
+      for (int h = 0; h < 2; h++) {
+        float scale = power_of_two(F::kScale - F::position(mt, h));
+        if constexpr (F::kChannel) scale *= fold.inverse;
+        if constexpr (F::kFp8) {
+          if (token_scale) scale *= from_bits(pair[0].bits[2 * mt + h]);
+        }
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++) {
+        for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
-        for (int j = 0; j < 2; j++) {
-          float& out = s[2 * mt + h][2 * nt + j];
-          if constexpr (F::kChannel) {
-            out = fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]);
-          } else if constexpr (F::kAffine) {
-            out += zero[nt][2 * h + j];
-          } else {
-            out = sum[nt][2 * h + j] * scale;
+          for (int j = 0; j < 2; j++) {
+            float& out = s[2 * mt + h][2 * nt + j];
+            out = F::kChannel ? fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]) : sum[nt][2 * h + j] * scale;
           }
         }
       }

@@ -7,6 +7,9 @@ namespace qkv {
 
 // What a warp carries. o[m][nt]: channels 16m + g (registers 0, 1) and 16m + g + 8 (2, 3) of columns 8 nt + 2t and the next.
 // `Zeros`: pairs of a token of which one lane keeps weighted mins.
+//
+// Where weights are multiplied with steps, the products have to fit f16, not the weights. So while pages are read references are
+// lower by a lift L, such that no step is above 2^-L; it falls when one is.
 template <int D, int NT, int Zeros>
 struct HalfState {
   static constexpr int kColumns = 2 * NT, kZeros = Zeros;
@@ -14,14 +17,18 @@ struct HalfState {
   float o[D / 16][NT][4];
   // Weighted mins of a pair's channels, this lane's tokens only.
   float zero[kZeros > 0 ? kZeros : 1][kColumns];
-  // Power of two that brings the largest step into [0.5, 1).
-  float step_scale;
+  // How far a score may be above the reference, 15 + L; and 2^-L.
+  float limit, most_step;
+  // `min_step_operand`.
+  uint32_t operand;
 
   // Number of the lane's column j in the unit, and its output of channel 16m + 8h + g.
   static __device__ __forceinline__ uint32_t column(int j, uint32_t t) { return 8 * (j / 2) + 2 * t + j % 2; }
   __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void clear(uint32_t lane) {
+    operand = keep(min_step_operand(lane));
+    limit = kLimitAbove, most_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       reference[j] = kNoReference;
@@ -34,17 +41,40 @@ struct HalfState {
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) o[m][nt][0] = o[m][nt][1] = o[m][nt][2] = o[m][nt][3] = 0;
     }
-    step_scale = from_bits(247u << 23);
+  }
+
+  // Before pages: steps are taken for as small as that. Nothing has been summed.
+  __device__ __forceinline__ void lift(int most) {
+    limit = kLimitAbove + (float)most;
+    most_step = power_of_two(-most);
+  }
+
+  // Changes the lift.
+  __device__ __forceinline__ void set_limit(float next) {
+    const float factor = exp2_fast(next - limit);
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      reference[j] += limit - next;
+      scale_column(j, factor);
+    }
+    limit = next;
+  }
+
+  // Makes room for a step.
+  __device__ __forceinline__ void fit(float step) {
+    const int e = (int)(bits_of(step) >> 23);
+    most_step = from_bits((uint32_t)(e + 1) << 23);
+    set_limit(kLimitAbove + (float)(126 - e));
   }
 
   // Moves the references of columns whose largest score `most` (log2 units) is far above.
   __device__ __forceinline__ void move(const float (&most)[kColumns]) {
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
-      float next = fmaxf(rows_max(most[j]) - kHeadroom, reference[j]);
-      float factor = exp2_fast(reference[j] - next);
+      const float m = rows_max(most[j]);
+      const float next = m - reference[j] > limit ? m - (limit - (kLimitAbove - kHeadroom)) : reference[j];
+      scale_column(j, exp2_fast(reference[j] - next));
       reference[j] = next;
-      scale_column(j, factor);
     }
   }
 
@@ -59,42 +89,28 @@ struct HalfState {
     }
   }
 
-  // Chooses the step scale for a page whose largest step is `most`.
-  __device__ __forceinline__ void rescale_steps(float most) {
-    int e = (int)(bits_of(most) >> 23);
-    float next = from_bits((uint32_t)min(max(253 - e, 1), 254) << 23);
-    float factor = next / step_scale;
-#pragma unroll
-    for (int m = 0; m < D / 16; m++) {
-#pragma unroll
-      for (int nt = 0; nt < NT; nt++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) o[m][nt][i] *= factor;
-      }
-    }
-    step_scale = next;
-  }
 };
 
-// Scores, which `factor` takes to log2 units, become weights; references and the steps' scale move where they must. `largest`: the
+// Scores, which `factor` takes to log2 units, become weights; references and the lift move where they must. `largest`: the
 // lane's largest step, where weights are `scaled` by steps.
 template <int D, int NT, int Zeros>
 __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool scaled, float largest, float (&s)[8][2 * NT],
                                            HalfState<D, NT, Zeros>& w) {
-  const bool rescale = scaled && largest * w.step_scale > 1.0f;
-  bool move = rescale;
+  const bool grow = scaled && largest > w.most_step;
+  bool move = grow;
   float most[2 * NT];
 #pragma unroll
   for (int j = 0; j < 2 * NT; j++) {
     most[j] = s[0][j];
 #pragma unroll
     for (int i = 1; i < 8; i++) most[j] = fmaxf(most[j], s[i][j]);
-    most[j] *= factor[j];
-    move |= most[j] - w.reference[j] > kLimitAbove;
+    move |= fmaf(most[j], factor[j], -w.reference[j]) > w.limit;
   }
   if (__any_sync(kAllLanes, move)) {
+    if (__any_sync(kAllLanes, grow)) w.fit(warp_max(largest));
+#pragma unroll
+    for (int j = 0; j < 2 * NT; j++) most[j] *= factor[j];
     w.move(most);
-    if (__any_sync(kAllLanes, rescale)) w.rescale_steps(warp_max(largest));
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -106,31 +122,44 @@ __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool s
   }
 }
 
-// `tail`: tokens of the page that exist; the rest is not looked at. `s`: scores, which `factor` takes to log2 units.
+// Before the pages of a unit.
+template <class F, int D, int NT, int Zeros>
+__device__ __forceinline__ void half_begin_pages(const QkvAttend& p, HalfState<D, NT, Zeros>& w) {
+  // No pair has a smaller step than 2^-24, and a scale below 2^-90 may lose bits.
+  if (F::kAffine && !F::kChannel) w.lift(25);
+  if (F::kFp8 && p.format[1].granularity == QKV_SCALE_TOKEN_HEAD) w.lift(90);
+}
+
+// `codes`: the lane's first vector; `pairs`: its pairs. Tokens at or beyond `tail` do not exist unless the page is `whole`: what lies
+// there may be anything. `s`: scores, which `factor` takes to log2 units.
 template <class F, int D, int NT, int Zeros>
 __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* codes, const uint8_t* pairs, uint32_t lane,
-                                            int tail, const float (&factor)[2 * NT], float (&s)[8][2 * NT],
+                                            bool whole, int tail, const float (&factor)[2 * NT], float (&s)[8][2 * NT],
                                             HalfState<D, NT, Zeros>& w) {
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
   using G = Groups<F, D>;
   const uint32_t g = lane / 4, t = lane % 4;
   constexpr bool kPerToken = F::kAffine && !F::kChannel;
-  constexpr uint32_t count = kPerToken ? G::kCount : 1;
+  constexpr int kCount = kPerToken ? G::kCount : 1;
   const bool token_scale = F::kFp8 && p.format[1].granularity == QKV_SCALE_TOKEN_HEAD;
 
   TokenPairs pair;
+  auto load = [&](int j) {
+    pair.load(pairs + j * 32);
+    if (!whole) pair.clear(g, tail);
+  };
   float largest = 0;
   if constexpr (kPerToken) {
     // Backwards, so that the first group's stay.
     uint32_t most = 0;
 #pragma unroll
-    for (int j = (int)count - 1; j >= 0; j--) {
-      pair.load(pairs + (g * count + j) * 32, g, tail);
+    for (int j = kCount - 1; j >= 0; j--) {
+      load(j);
       most = max_half2(most, pair.most_half());
     }
     largest = half_to_float((uint16_t)most);
   } else if (token_scale) {
-    pair.load(pairs + g * 32, g, tail);
+    load(0);
     largest = pair.most_float();
   }
   to_weights<D, NT>(factor, kPerToken || token_scale, largest, s, w);
@@ -142,10 +171,9 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
     for (int kb = 0; kb < 4; kb++) {
       float step[2] = {1, 1}, min[2] = {0, 0};
       if constexpr (kPerToken) {
-        pair.values(kb, lane, step, min);
-        step[0] *= w.step_scale, step[1] *= w.step_scale;
+        pair.values(kb, w.operand, step, min);
       } else if (token_scale) {
-        step[0] = from_bits(pair.bits[2 * kb]) * w.step_scale, step[1] = from_bits(pair.bits[2 * kb + 1]) * w.step_scale;
+        step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
       }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -197,15 +225,15 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
 #pragma unroll
   for (int m = 0; m < kRows; m++) {
     if (m % kTiles == 0) {
-      slice.load(codes, lane, m / kTiles);
+      slice.load(codes, m / kTiles);
       if constexpr (!F::kAffine) {
-        if (tail < QKV_TILE) slice.clear_columns(tail, t);
+        if (!whole) slice.clear_columns(tail, t);
       }
     }
     if constexpr (kPerToken) {
       if (m % (2 * G::kRun) == 0) {
         constexpr int kChannels = 2 * G::kRun;
-        if (m > 0) pair.load(pairs + (g * count + m / kChannels) * 32, g, tail);
+        if (m > 0) load(m / kChannels);
         pack(m / kChannels);
       }
     }
@@ -213,7 +241,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
       float fresh[NT][4] = {};
       // Pairs of channels 16m + g and 16m + g + 8.
       auto fold = [&](int token_group, const float (&sums)[NT][4]) {
-        uint2 pairs_of = load_cached8(pairs + token_group * (4 * D) + g * (D / 2) + m * 8);
+        uint2 pairs_of = load_cached8(pairs + token_group * (4 * D) + m * 8);
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           uint32_t pair_bits = h ? pairs_of.y : pairs_of.x;
@@ -261,16 +289,15 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
   }
 }
 
-// Takes the output of the pages to plain units: undoes steps' scale and fields' positions, adds the weighted mins, rotates back.
+// Takes the output of the pages to plain units: undoes the lift and fields' positions, adds the weighted mins, rotates back.
 template <class F, int D, int NT, int Zeros>
 __device__ __forceinline__ void half_finish_pages(const QkvAttend& p, uint32_t head, uint32_t lane,
                                                   HalfState<D, NT, Zeros>& w) {
   constexpr bool kPerToken = F::kAffine && !F::kChannel;
   using G = Groups<F, D>;
   float scale = 1;
-  if constexpr (kPerToken) scale = 1 / w.step_scale;
+  w.set_limit(kLimitAbove);
   if constexpr (F::kFp8) {
-    if (p.format[1].granularity == QKV_SCALE_TOKEN_HEAD) scale = 1 / w.step_scale;
     if (p.scales[1]) scale *= __ldg((const float*)p.scales[1] + head);
   }
   float zero[2 * NT] = {};

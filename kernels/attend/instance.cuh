@@ -4,7 +4,7 @@
 #include "integer_path.cuh"
 
 #define QKV_ATTEND(name, blocks, bytes, ...)                                                             \
-  static_assert(sizeof(qkv::Shared<__VA_ARGS__>) == bytes, "src/cuda/launch/instances.rs");            \
+  static_assert(sizeof(qkv::Shared<__VA_ARGS__>) == bytes, "src/cuda/launch/instances.rs"); \
   extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ QkvAttend p) { \
     qkv::attend<__VA_ARGS__>(p);                                                                         \
   }

@@ -46,13 +46,16 @@ struct IntegerState {
   static constexpr int kColumns = 1;
   float reference[1], sum[1];
   float o[D / 16][2];
+  // `min_step_operand`.
+  uint32_t operand;
   // Weighted mins of a pair's channels, this lane's tokens only.
   float zero[Zeros];
 
   static __device__ __forceinline__ uint32_t column(int, uint32_t t) { return t; }
   __device__ __forceinline__ float& at(int m, int, int h) { return o[m][h]; }
 
-  __device__ __forceinline__ void clear() {
+  __device__ __forceinline__ void clear(uint32_t lane) {
+    operand = keep(min_step_operand(lane));
     reference[0] = kNoReference;
     sum[0] = 0;
 #pragma unroll
@@ -61,8 +64,10 @@ struct IntegerState {
     for (int m = 0; m < D / 16; m++) o[m][0] = o[m][1] = 0;
   }
 
+  // Moves the reference of a column whose largest score `most` (log2 units) is far above.
   __device__ __forceinline__ void move(float most) {
-    float next = fmaxf(rows_max(most) - kHeadroom, reference[0]);
+    most = rows_max(most);
+    float next = most - reference[0] > kLimitAbove ? most - kHeadroom : reference[0];
     float factor = exp2_fast(reference[0] - next);
     reference[0] = next;
     sum[0] *= factor;
@@ -73,85 +78,131 @@ struct IntegerState {
   }
 };
 
-// Queries that carry the steps of a per-channel group. `norm` is what the f32 queries were multiplied with: products with steps stay
-// within 16 bits, and it changes when one would not.
+// Queries that carry the steps of a per-channel group. `norm`: the power of two that the queries in shared memory were multiplied
+// with so that products with steps use 16 bits; it changes when one would not fit.
 template <int D>
 struct IntegerFold {
   uint32_t q[(D + 31) / 32][2];
   float norm, zero;
 
-  __device__ __forceinline__ void clear() { norm = 1e30f; }
+  __device__ __forceinline__ void clear() { norm = kFirstNorm; }
 };
 
-template <class F, int D>
-__device__ __forceinline__ void fold_channels(const IntegerQuery<D>& q, const uint8_t* steps, uint32_t lane,
-                                              IntegerFold<D>& fold) {
+// `steps`, `mins`: where the lane's part of a group's steps and mins begins. A lane (g, t) has channels g + 8i of column t; they lie
+// in the steps of pair g / 2 of channels, and `half` picks them.
+template <int D>
+__device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const uint8_t* steps, const uint8_t* mins, uint32_t half,
+                                              uint32_t warp, uint32_t lane, IntegerFold<D>& fold) {
   constexpr int kSteps = D / 16;
-  const uint32_t g = lane / 4, t = lane % 4;
-  // Lane (g, t) has channels g + 8i of column t; they lie among those of the lane's pair of channels.
-  float s[2 * kSteps], plain[2 * kSteps];
-  uint2 step[kSteps], mins[kSteps];
-  load_channels<D>(steps, g / 2, step);
-  load_channels<D>(steps + 2 * D, t, mins);
+  static_assert(D % 32 == 0);
+  float s[2 * kSteps];
+  uint4 step[D / 32], min[D / 32];
 #pragma unroll
-  for (int i = 0; i < kSteps; i++) {
-    const uint2 w = step[i];
-    s[2 * i] = half_to_float((uint16_t)(g % 2 ? w.x >> 16 : w.x));
-    s[2 * i + 1] = half_to_float((uint16_t)(g % 2 ? w.y >> 16 : w.y));
-    plain[2 * i] = q.plain[t][16 * i + g];
-    plain[2 * i + 1] = q.plain[t][16 * i + 8 + g];
+  for (int i = 0; i < D / 32; i++) step[i] = load_cached16(steps + 16 * i);
+#pragma unroll
+  for (int i = 0; i < D / 32; i++) min[i] = load_cached16(mins + 16 * i);
+#pragma unroll
+  for (int i = 0; i < D / 32; i++) {
+    const uint32_t w[2] = {__byte_perm(step[i].x, step[i].y, half), __byte_perm(step[i].z, step[i].w, half)};
+#pragma unroll
+    for (int j = 0; j < 4; j++) s[4 * i + j] = half_to_float((uint16_t)(w[j / 2] >> (16 * (j % 2))));
   }
 #pragma unroll 1
   for (int pass = 0; pass < 2; pass++) {
     uint32_t outside = 0;
 #pragma unroll
-    for (int i = 0; i < kSteps; i++) {
-      // 2^23 + 2^15 + 2^7: within range the upper 16 bits are those of 2^23, and both bytes are too large by 128.
-      uint32_t x = bits_of(fmaf(s[2 * i] * fold.norm, plain[2 * i], 8388608.0f + 32896.0f));
-      uint32_t y = bits_of(fmaf(s[2 * i + 1] * fold.norm, plain[2 * i + 1], 8388608.0f + 32896.0f));
-      outside |= (x ^ 0x4b000000) | (y ^ 0x4b000000);
-      fold.q[i / 2][i % 2] = transpose(__byte_perm(x, y, 0x4051) ^ 0x80808080);
+    for (int i = 0; i < kSteps; i += 2) {
+      const float4 v = q.scaled[warp][i / 2][lane];
+      const float x[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+      for (int j = 0; j < 2 && i + j < kSteps; j++) {
+        // 2^23 + 2^15 + 2^7: within range the upper 16 bits are those of 2^23, and both bytes are too large by 128.
+        uint32_t y = bits_of(fmaf(s[2 * (i + j)], x[2 * j], 8388608.0f + 32896.0f));
+        uint32_t z = bits_of(fmaf(s[2 * (i + j) + 1], x[2 * j + 1], 8388608.0f + 32896.0f));
+        outside |= y ^ 0x4b000000;
+        outside |= z ^ 0x4b000000;
+        fold.q[i / 2][j] = transpose(__byte_perm(y, z, 0x4051) ^ 0x80808080);
+      }
     }
-    if (pass == 1 || !__any_sync(kAllLanes, outside >> 16)) break;
+    if (!__any_sync(kAllLanes, outside >> 16 != 0) || pass == 1) break;
+    // Only a column's own products change its factor.
+    const bool own = __ballot_sync(kAllLanes, outside >> 16 != 0) & 0x11111111u << lane % 4;
     float most = 0;
 #pragma unroll
-    for (int i = 0; i < 2 * kSteps; i++) most = fmaxf(most, fabsf(s[i] * plain[i]));
+    for (int i = 0; i < kSteps; i += 2) {
+      const float4 x = q.scaled[warp][i / 2][lane];
+      most = fmaxf(most, fmaxf(fabsf(s[2 * i] * x.x), fabsf(s[2 * i + 1] * x.y)));
+      if (i + 1 < kSteps) most = fmaxf(most, fmaxf(fabsf(s[2 * i + 2] * x.z), fabsf(s[2 * i + 3] * x.w)));
+    }
     most = rows_max(most);
-    fold.norm = most > 0 ? fminf(16000.0f / most, 1e30f) : 1.0f;
-  }
-  if constexpr (kSteps % 2 != 0) fold.q[kSteps / 2][1] = 0;
-  float z[4] = {};
+    const float factor = own && most > 0 ? fixed_point_unit(most) : 1.0f;
+    fold.norm *= factor;
 #pragma unroll
-  for (int kb = 0; kb < kSteps; kb++) {
-    const uint2 m = mins[kb], b = q.zero_parts[kb][lane];
-    const uint32_t a[4] = {m.x, m.x, m.y, m.y}, bits[2] = {b.x, b.y};
-    mma_f16(z, a, bits);
+    for (int i = 0; i < kSteps; i += 2) {
+      float4& x = q.scaled[warp][i / 2][lane];
+      x = make_float4(x.x * factor, x.y * factor, x.z * factor, x.w * factor);
+    }
   }
-  fold.zero = z[0] + z[1];
+  // Rows 0 - 7 of the products belong to the lower channels, rows 8 - 15 to the upper ones.
+  float low[4] = {}, high[4] = {};
+#pragma unroll
+  for (int i = 0; i < D / 32; i++) {
+    const uint32_t a[4] = {min[i].x, min[i].y, min[i].z, min[i].w};
+    const uint2 b = q.zero_parts[i][0][lane], c = q.zero_parts[i][1][lane];
+    const uint32_t lower[2] = {b.x, b.y}, upper[2] = {c.x, c.y};
+    mma_f16(low, a, lower);
+    mma_f16(high, a, upper);
+  }
+  fold.zero = (low[0] + low[1]) + (high[2] + high[3]);
 }
 
+// Where a lane finds its parts of the pages of a kv head.
+template <class KF, class VF, int DK, int DV>
+struct IntegerPlaces : Places<KF, VF, DK, DV> {
+  // Per-channel keys: steps of the pair of channels that holds the lane's.
+  const uint8_t* steps;
+  // Which of the pair, for `__byte_perm`.
+  uint32_t half;
+
+  __device__ __forceinline__ IntegerPlaces(const QkvAttend& p, uint32_t head, uint32_t lane)
+      : Places<KF, VF, DK, DV>(p, head, lane) {
+    if constexpr (KF::kChannel) {
+      steps = keep(head_pages(p, head) + p.at[0].pairs + lane / 8 * (DK / 2));
+      half = keep(lane / 4 % 2 ? 0x7632u : 0x5410u);
+    }
+  }
+
+  __device__ __forceinline__ void move(uint32_t block, const Stride& stride, const IntegerPlaces& first) {
+    Places<KF, VF, DK, DV>::move(block, stride, first);
+    if constexpr (KF::kChannel) steps = first.steps + (int64_t)(int32_t)block * (int32_t)stride.b;
+  }
+};
+
 // Scores of a page, s[i] of token 8i + g and column t.
-template <class F, int D>
-__device__ __forceinline__ void integer_scores(const IntegerQuery<D>& q, const uint8_t* codes, const uint8_t* pairs,
-                                               uint32_t lane, IntegerFold<D>& fold, float (&s)[8][1]) {
-  constexpr int kSteps = IntegerQuery<D>::kSteps, kTiles = slice_tiles<F, D>(4);
+template <class F, class Pages, int D>
+__device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, const Pages& page, uint32_t lane, IntegerFold<D>& fold,
+                                               float (&s)[8][1]) {
+  constexpr int kSteps = IntegerQuery<D, F::kChannel>::kSteps, kTiles = slice_tiles<F, D>(4);
   using G = Groups<F, D>;
   constexpr int kCount = F::kChannel ? 1 : G::kCount, kRun = F::kChannel ? kSteps : G::kRun;
-  const uint32_t g = lane / 4, t = lane % 4;
   Slice<F, kTiles, D> slice;
+  const uint8_t* codes = page.codes;
   TokenPairs pair[kCount];
   if constexpr (!F::kChannel) {
 #pragma unroll
-    for (int j = 0; j < kCount; j++) pair[j].load(pairs + (g * kCount + j) * 32, g);
+    for (int j = 0; j < kCount; j++) pair[j].load(page.keys + j * 32);
   }
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
-    if (mt % kTiles == 0) slice.load(codes, lane, mt / kTiles);
+    // At 8 bits half of the keys is asked for first: all would take more registers than four blocks have.
+    if (F::kBits == 8 && mt == 2) codes = after(codes, bits_of(s[0][0]));
+    if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (F::kChannel) {
-      if (mt == 0 || (mt == 2 && F::kGroup == 32)) fold_channels<F, D>(q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
+      if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
+        const int at = mt == 0 ? 0 : 4 * D;
+        fold_channels<D>(q, page.steps + at, page.keys + (at + 2 * D), page.half, threadIdx.x / 32, lane, fold);
+      }
     }
-    float mean = F::kChannel ? fold.zero : q.mean[t];
-    s[2 * mt][0] = s[2 * mt + 1][0] = mean;
 #pragma unroll
     for (int j = 0; j < kCount; j++) {
       int sum[4] = {};
@@ -166,20 +217,22 @@ __device__ __forceinline__ void integer_scores(const IntegerQuery<D>& q, const u
           mma_u8_s8(sum, a, b);
         }
       }
-      float step[2] = {1, 1}, zero[2] = {0, 0};
+      float step[2], zero[2];
       if constexpr (F::kChannel) {
         // The sums are too large by the queries' factor.
-        step[0] = step[1] = 1 / fold.norm;
+        step[0] = step[1] = inverse_power(fold.norm);
+        zero[0] = zero[1] = fold.zero;
       } else {
         float x[4] = {};
         mma_f16_k8(x, pair[j].bits[2 * mt], pair[j].bits[2 * mt + 1], q.pair[j][lane]);
-        zero[0] = x[0], zero[1] = x[2];
+        zero[0] = j == 0 ? x[0] : s[2 * mt][0] + x[0];
+        zero[1] = j == 0 ? x[2] : s[2 * mt + 1][0] + x[2];
         step[0] = x[1], step[1] = x[3];
       }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float factor = step[h] * power_of_two(-F::position(mt, h));
-        s[2 * mt + h][0] = fmaf(join(sum[2 * h], sum[2 * h + 1]), factor, s[2 * mt + h][0] + zero[h]);
+        float factor = F::position(mt, h) == 0 ? step[h] : step[h] * power_of_two(-F::position(mt, h));
+        s[2 * mt + h][0] = fmaf(join(sum[2 * h], sum[2 * h + 1]), factor, zero[h]);
       }
     }
   }
@@ -187,17 +240,15 @@ __device__ __forceinline__ void integer_scores(const IntegerQuery<D>& q, const u
 
 // Output of a page. `s`: scores, which `factor` takes to log2 units.
 template <class F, int D, int Zeros>
-__device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8_t* pairs, uint32_t lane, int tail, float factor,
-                                               float (&s)[8][1], IntegerState<D, Zeros>& w) {
+__device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8_t* pairs, uint32_t lane, bool whole, int tail,
+                                               float factor, float (&s)[8][1], IntegerState<D, Zeros>& w) {
   static_assert(F::kAffine && !F::kChannel, "values have steps per token here");
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
   using G = Groups<F, D>;
-  const uint32_t g = lane / 4;
   float most = s[0][0];
 #pragma unroll
   for (int i = 1; i < 8; i++) most = fmaxf(most, s[i][0]);
-  most *= factor;
-  if (__any_sync(kAllLanes, most - w.reference[0] > kLimitAbove)) w.move(most);
+  if (__any_sync(kAllLanes, fmaf(most, factor, -w.reference[0]) > kLimitAbove)) w.move(most * factor);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     s[i][0] = exp2_fast(fmaf(s[i][0], factor, -w.reference[0]));
@@ -209,11 +260,12 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
 #pragma unroll
   for (int j = 0; j < G::kCount; j++) {
     TokenPairs pair;
-    pair.load(pairs + (g * G::kCount + j) * 32, g, tail);
+    pair.load(pairs + j * 32);
+    if (!whole) pair.clear(lane / 4, tail);
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
       float step[2], min[2];
-      pair.values(kb, lane, step, min);
+      pair.values(kb, w.operand, step, min);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         w.zero[j] = fmaf(s[2 * kb + h][0], min[h], w.zero[j]);
@@ -237,7 +289,7 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
   Slice<F, kTiles, QKV_TILE> slice;
 #pragma unroll
   for (int m = 0; m < kRows; m++) {
-    if (m % kTiles == 0) slice.load(codes, lane, m / kTiles);
+    if (m % kTiles == 0) slice.load(codes, m / kTiles);
     int sum[4] = {};
 #pragma unroll
     for (int k = 0; k < 2; k++) {
@@ -254,8 +306,8 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
 }
 
 // Exact rows: tokens [first, end), at most 16. The two columns of a query take its parts, and its weights'.
-template <bool Bfloat, int DK, int DV, int Zeros>
-__device__ __forceinline__ void integer_row_step(const IntegerQuery<DK>& q, const RowMemory& keys, const RowMemory& values,
+template <bool Bfloat, bool Channel, int DK, int DV, int Zeros>
+__device__ __forceinline__ void integer_row_step(const IntegerQuery<DK, Channel>& q, const RowMemory& keys, const RowMemory& values,
                                                  int32_t first, int32_t end, const View<kIntegerColumns>& view, float factor, float cap,
                                                  uint32_t lane, uint8_t* stage, IntegerState<DV, Zeros>& w) {
   float sum[1][4] = {};
@@ -288,23 +340,25 @@ __device__ __forceinline__ void integer_row_step(const IntegerQuery<DK>& q, cons
 template <class KF, class VF, int DK, int DV>
 struct IntegerPath {
   static constexpr int kKeyDim = DK, kValueDim = DV, kUnitColumns = kIntegerColumns;
-  using Query = IntegerQuery<DK>;
+  using Query = IntegerQuery<DK, KF::kChannel>;
+  using Pages = IntegerPlaces<KF, VF, DK, DV>;
   using Fold = IntegerFold<DK>;
   using State = IntegerState<DV, Groups<VF, DV>::kCount>;
 
   static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
-    using G = Groups<KF, DK>;
-    load_query<KF::kChannel, KF::kChannel ? 1 : G::kRun, G::kCount, DK>(p, u, q, warp, lane);
+    load_query<KF::kChannel, Groups<KF, DK>::kRun>(p, u, q, warp, lane);
   }
 
-  static __device__ __forceinline__ void scores(const QkvAttend& p, const Query& q, const uint8_t* page, uint32_t lane,
-                                                uint8_t*, Fold& fold, float (&s)[8][1]) {
-    integer_scores<KF, DK>(q, page + p.at[0].codes, page + p.at[0].pairs, lane, fold, s);
+  static __device__ __forceinline__ void begin(const QkvAttend&, State&) {}
+
+  static __device__ __forceinline__ void scores(const QkvAttend&, Query& q, const Pages& page, uint32_t lane, uint8_t*, Fold& fold,
+                                                float (&s)[8][1]) {
+    integer_scores<KF>(q, page, lane, fold, s);
   }
 
-  static __device__ __forceinline__ void values(const QkvAttend& p, const uint8_t* page, uint32_t lane, int tail,
+  static __device__ __forceinline__ void values(const QkvAttend&, const Pages& page, uint32_t lane, bool whole, int tail,
                                                 const float (&factor)[1], uint8_t*, float (&s)[8][1], State& w) {
-    integer_values<VF, DV>(page + p.at[1].codes, page + p.at[1].pairs, lane, tail, factor[0], s, w);
+    integer_values<VF, DV>(page.value_codes(), page.values, lane, whole, tail, factor[0], s, w);
   }
 
   static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t, uint32_t lane, State& w) {
@@ -322,7 +376,7 @@ struct IntegerPath {
   static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
                                              int32_t end, const View<kIntegerColumns>& view, const float (&factor)[1], float cap,
                                              uint32_t lane, uint8_t* stage, State& w) {
-    integer_row_step<Bfloat, DK, DV>(q, keys, values, first, end, view, factor[0], cap, lane, stage, w);
+    integer_row_step<Bfloat, KF::kChannel, DK, DV>(q, keys, values, first, end, view, factor[0], cap, lane, stage, w);
   }
 };
 

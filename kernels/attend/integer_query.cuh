@@ -1,7 +1,8 @@
 // Queries on the integer path: fixed point of 16 bits in two signed bytes, q = step * (256 high + low). Column 2h of operand B is the
 // high part of column h of the unit and 2h + 1 the low part, so lane 4g + t gets both sums of column t and joins them.
 #pragma once
-#include "codes.cuh"
+#include "pairs.cuh"
+#include "places.cuh"
 #include "state.cuh"
 
 namespace qkv {
@@ -11,21 +12,44 @@ constexpr int kIntegerColumns = 4;
 // Scores on the integer path are kept this much smaller, so that sums of a query fit f16 parts.
 constexpr float kIntegerScale = 1.0f / 256;
 
+// What only per-channel keys need of the queries, or only per-token ones.
+template <int D, bool Channel>
+struct IntegerPageQuery;
+
 template <int D>
-struct IntegerQuery {
-  static constexpr int kSteps = (D + 31) / 32;
+struct IntegerPageQuery<D, false> {
   // Signed bytes, 32 channels a step.
-  uint2 page[kSteps][32];
-  // Per-channel keys: q itself (columns 8 banks apart, since the lanes of a warp read 8 channels of four), and f16 high and low parts of it (divided by its largest magnitude) for the zero term.
-  float plain[kIntegerColumns][D + 8];
-  uint2 zero_parts[D / 16][32];
+  uint2 page[(D + 31) / 32][32];
   // Operand B of 8 rows: even columns get min * (sum of the rounded query), odd ones the step; for each group of a token.
   uint32_t pair[4][32];
+};
+
+template <int D>
+struct IntegerPageQuery<D, true> {
+  // Each warp's own queries, times its `IntegerFold::norm`: lane 4g + t has channels g + 8i of column t.
+  float4 scaled[kWarps][(D + 31) / 32][32];
+  // f16 high and low parts for the zero term: of 32 channels first those at x mod 16 < 8, then the others.
+  uint2 zero_parts[(D + 31) / 32][2][32];
+};
+
+template <int D, bool Channel>
+struct IntegerQuery : IntegerPageQuery<D, Channel> {
+  static constexpr int kSteps = (D + 31) / 32;
   // High and low part in the type of exact rows.
   uint2 rows[Dims<D>::kRowSteps][32];
-  // Raw scores to log2 units, for pages and rows; raw score of the keys' mean; what zero parts were divided by.
-  float page_factor[kIntegerColumns], row_factor[kIntegerColumns], mean[kIntegerColumns], norm[kIntegerColumns];
+  // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
+  float page_factor[kIntegerColumns], row_factor[kIntegerColumns], mean[kIntegerColumns];
 };
+
+// The power of two with which products of magnitude `most` become largest within 16-bit fixed point, that is below 32512 or so.
+__device__ __forceinline__ float fixed_point_unit(float most) {
+  // The carry of mantissas above 1.984 takes the exponent up.
+  const int e = (int)((bits_of(most) + 0x20000) >> 23);
+  return from_bits((uint32_t)min(max(254 + 14 - e, 1), 253) << 23);
+}
+
+// What per-channel queries are multiplied with before the first page tells a better factor: any product with a step is too large.
+constexpr float kFirstNorm = 1.2676506e30f;
 
 // 16-bit fixed point of |x| <= 32639: high and low signed byte.
 __device__ __forceinline__ void split_bytes(float x, int8_t& high, int8_t& low) {
@@ -34,48 +58,32 @@ __device__ __forceinline__ void split_bytes(float x, int8_t& high, int8_t& low) 
   high = (int8_t)((v - low) >> 8);
 }
 
-// `Channel`: keys are per channel. `Run`, `Count`: blocks of 32 channels of a group, and groups of a token.
-template <bool Channel, int Run, int Count, int D>
-__device__ void load_query(const QkvAttend& p, const Unit& u, IntegerQuery<D>& q, uint32_t warp, uint32_t lane) {
-  constexpr int kBlocks = Dims<D>::kBlocks;
-  const QkvFormat& f = p.format[0];
-  const bool bfloat = p.window_dtype == QKV_BF16;
-  const uint32_t c = warp;
-  static_assert(kWarps == kIntegerColumns, "a warp has a column");
-  QueryRow<D> row;
-  row.load(p, u, c, lane);
-  float norm = normalizer(row.most());
+// Column c of per-channel keys' queries, from a row whose largest magnitude `norm` takes below 1.
+template <int D>
+__device__ __forceinline__ void load_channel_query(const QueryRow<D>& row, float norm, uint32_t c, uint32_t lane,
+                                                   IntegerQuery<D, true>& q) {
 #pragma unroll
-  for (int k = 0; k < kBlocks; k++) {
+  for (int k = 0; k < Dims<D>::kBlocks; k++) {
+    uint32_t channel = 32 * k + lane;
+    if (channel >= D) break;
     float x = row.x[k] * norm;
-    uint16_t h = to_row_type(x, bfloat), l = to_row_type(x - from_row_type(h, bfloat), bfloat);
-    uint16_t* to = (uint16_t*)q.rows;
-    to[row_place(32 * k + lane, 2 * c)] = h;
-    to[row_place(32 * k + lane, 2 * c + 1)] = l;
-  }
-  float mean = 0;
-  if (p.means) mean = row.dot((const uint16_t*)p.means + ((uint64_t)u.s.seat * p.heads + u.head) * D, lane);
-  if (lane == 0) q.row_factor[c] = score_factor(p.scale, norm);
-  row.rotate(f.rotate, lane);
-  norm = normalizer(row.most());
-  if constexpr (Channel) {
 #pragma unroll
-    for (int k = 0; k < kBlocks; k++) {
-      uint32_t channel = 32 * k + lane;
-      if (channel >= D) break;
-      float x = row.x[k] * norm;
-      q.plain[c][channel] = x;
-      uint16_t h = float_to_half(x);
-      uint16_t* to = (uint16_t*)q.zero_parts;
-      to[page_place(channel, 2 * c)] = h;
-      to[page_place(channel, 2 * c + 1)] = float_to_half(x - half_to_float(h));
+    for (uint32_t w = 0; w < kWarps; w++) {
+      ((float*)&q.scaled[w][k][4 * (lane % 8) + c])[lane / 8] = x * kFirstNorm;
     }
-    if (lane == 0) q.page_factor[c] = score_factor(p.scale, norm);
-    return;
+    // The mins of a lane are operand A as they are loaded: those of channels 8 apart lie in the rows of different halves.
+    uint16_t h = float_to_half(x), *to = (uint16_t*)q.zero_parts[k][channel / 8 % 2];
+    const uint32_t at = (channel % 8 / 2 * 2 + channel / 16 % 2) * 2 + channel % 2;
+    to[4 * (4 * (2 * c)) + at] = h;
+    to[4 * (4 * (2 * c + 1)) + at] = float_to_half(x - half_to_float(h));
   }
-  // The step is a power of two, so that bf16 queries with a large element keep their other large ones exactly.
-  float unit = norm * 32512.0f;
-  unit = from_bits(bits_of(unit) & 0xff800000);
+}
+
+// Column c of per-token keys' queries in fixed point, `unit` times the row. `Run`: blocks of 32 channels of a group.
+template <int Run, int D>
+__device__ __forceinline__ void load_token_query(const QueryRow<D>& row, float unit, uint32_t c, uint32_t lane,
+                                                 IntegerQuery<D, false>& q) {
+  constexpr int kBlocks = Dims<D>::kBlocks;
   float sum = 0;
 #pragma unroll
   for (int k = 0; k < kBlocks; k++) {
@@ -89,33 +97,59 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, IntegerQuery<D>& q
       int8_t* to = (int8_t*)q.page;
       to[((kb / 2 * 32 + 4 * (2 * c) + t) * 2 + kb % 2) * 4 + byte] = high;
       to[((kb / 2 * 32 + 4 * (2 * c + 1) + t) * 2 + kb % 2) * 4 + byte] = low;
-      if (D % 32 != 0 && channel >= D - 16) {
-        to[((kb / 2 * 32 + 4 * (2 * c) + t) * 2 + 1) * 4 + byte] = 0;
-        to[((kb / 2 * 32 + 4 * (2 * c + 1) + t) * 2 + 1) * 4 + byte] = 0;
-      }
     }
     sum += warp_sum((float)(256 * high + low));
     if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
       // Lanes 4n + t: rows 2t (steps) and 2t + 1 (mins) of column n. The sum comes in three f16 parts.
       if (lane < 4) {
-        float rest = sum * kIntegerScale;
-        uint16_t part = 0;
-        for (uint32_t i = 0; i <= lane; i++) {
-          part = float_to_half(rest);
-          rest -= half_to_float(part);
-        }
+        const uint16_t part = part_of(sum * kIntegerScale, lane);
         q.pair[k / Run][4 * (2 * c) + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
         q.pair[k / Run][4 * (2 * c + 1) + lane] = lane == 0 ? float_to_half(kIntegerScale) : 0;
       }
       sum = 0;
     }
   }
+}
+
+// `Channel`: keys are per channel. `Run`: blocks of 32 channels of a token's group.
+template <bool Channel, int Run, int D>
+__device__ void load_query(const QkvAttend& p, const Unit& u, IntegerQuery<D, Channel>& q, uint32_t warp, uint32_t lane) {
+  static_assert(D % 32 == 0 && kWarps == kIntegerColumns, "a warp has a column");
+  const bool bfloat = p.window_dtype == QKV_BF16;
+  const uint32_t c = warp;
+  QueryRow<D> row;
+  row.load(p, u, c, lane);
+  float norm = normalizer(row.most());
+#pragma unroll
+  for (int k = 0; k < Dims<D>::kBlocks; k++) {
+    float x = row.x[k] * norm;
+    uint16_t h = to_row_type(x, bfloat), l = to_row_type(x - from_row_type(h, bfloat), bfloat);
+    uint16_t* to = (uint16_t*)q.rows;
+    to[row_place(32 * k + lane, 2 * c)] = h;
+    to[row_place(32 * k + lane, 2 * c + 1)] = l;
+  }
+  float mean = 0;
+  if (p.means) mean = row.dot((const uint16_t*)p.means + ((uint64_t)u.s.seat * p.heads + u.head) * D, lane);
+  if (lane == 0) q.row_factor[c] = score_factor(p.scale, norm);
+  row.rotate(p.format[0].rotate, lane);
+  const float most = row.most();
   // A row that is not a number has no fixed point; its factor makes every score of it NaN.
-  bool nan = !__all_sync(kAllLanes, row.x[0] == row.x[0]);
+  const bool nan = !__all_sync(kAllLanes, row.x[0] == row.x[0]);
+  float factor, unit;
+  if constexpr (Channel) {
+    unit = normalizer(most);
+    factor = score_factor(p.scale, unit);
+    load_channel_query(row, unit, c, lane, q);
+  } else {
+    // A power of two, so that bf16 queries with a large element keep their other large ones exactly.
+    unit = most > 0 ? fixed_point_unit(most) : 1.0f;
+    factor = score_factor(p.scale, unit) / kIntegerScale;
+    load_token_query<Run>(row, unit, c, lane, q);
+    unit *= kIntegerScale;
+  }
   if (lane == 0) {
-    float factor = score_factor(p.scale, unit) / kIntegerScale;
     q.page_factor[c] = nan ? from_bits(0x7fffffff) : factor;
-    q.mean[c] = mean * unit * kIntegerScale;
+    q.mean[c] = mean * unit;
   }
 }
 

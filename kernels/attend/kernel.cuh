@@ -18,26 +18,26 @@ struct Shared {
   };
 };
 
-// Scores, which `factor` takes to log2 units, capped and masked; capped ones are in log2 units already.
+// Scores, which `factor` takes to log2 units when `mean` is added, of a page of which not all is plain: capped and masked.
 template <class State, int Columns>
 __device__ __forceinline__ void cap_and_mask(const QkvAttend& p, int32_t first, uint32_t lane, const View<Columns>& view,
-                                             const float (&factor)[State::kColumns], float (&s)[8][State::kColumns]) {
+                                             const float (&factor)[State::kColumns], const float* mean,
+                                             float (&s)[8][State::kColumns]) {
   constexpr int Count = State::kColumns;
   if (p.softcap > 0) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
+    for (int j = 0; j < Count; j++) {
+      const float back = 1 / factor[j], m = mean[State::column(j, lane % 4)];
 #pragma unroll
-      for (int j = 0; j < Count; j++) s[i][j] = soft_cap(s[i][j] * factor[j], p.softcap);
+      for (int i = 0; i < 8; i++) s[i][j] = soft_cap((s[i][j] + m) * factor[j], p.softcap) * back - m;
     }
   }
-  if (first < max(view.all_low, (int32_t)p.sinks) || first + QKV_TILE - 1 > view.all_high) {
 #pragma unroll
-    for (int i = 0; i < 8; i++) {
-      int32_t token = first + 8 * i + (int32_t)lane / 4;
+  for (int i = 0; i < 8; i++) {
+    int32_t token = first + 8 * i + (int32_t)lane / 4;
 #pragma unroll
-      for (int j = 0; j < Count; j++) {
-        if (token < (int32_t)p.sinks || !view.sees(State::column(j, lane % 4), token)) s[i][j] = -kInfinity;
-      }
+    for (int j = 0; j < Count; j++) {
+      if (token < (int32_t)p.sinks || !view.sees(State::column(j, lane % 4), token)) s[i][j] = -kInfinity;
     }
   }
 }
@@ -48,38 +48,68 @@ struct Attend {
   using Query = typename Path::Query;
   using State = typename Path::State;
 
-  static __device__ __forceinline__ void pages(const QkvAttend& p, const Unit& u, const Items& items, int32_t from, int32_t to,
-                                               const Query& q, const View<Path::kUnitColumns>& view, uint32_t lane, uint8_t* stage,
-                                               State& w) {
+  // Both look at the piece anew, so that nothing of one is kept in registers during the other. Item `warp` of the piece and every
+  // fourth after it are this warp's.
+  static __device__ __forceinline__ void pages(const QkvAttend& p, Shared<Path>& shared, State& w) {
+    const Unit& u = shared.piece.unit;
+    const Items& items = shared.piece.items;
+    auto& q = shared.query;
+    auto& view = shared.view;
+    const uint32_t lane = fresh_lane(), warp = threadIdx.x / 32;
+    uint8_t* stage = shared.stage[warp];
+    const int32_t from = shared.piece.from + (int32_t)warp, to = min(shared.piece.to, items.pages);
+    float factor[kColumns];
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) factor[j] = q.page_factor[State::column(j, lane % 4)];
+    const typename Path::Pages first(p, u.head, lane);
+    auto page = first;
+    const Stride stride(p);
+    const int32_t* table = keep((const int32_t*)p.block_tables + (uint64_t)u.sequence * p.table_width);
+    // Pages behind the table do not exist.
+    const int32_t behind = items.first_page + to, end = min(behind, (int32_t)p.table_width);
+    int32_t tile = items.first_page + from;
+    if (tile < behind && end < behind && lane == 0) {
+      const int32_t begin = tile + (max(end - tile, 0) + (int32_t)kWarps - 1) / (int32_t)kWarps * (int32_t)kWarps;
+      atomicAdd(&((QkvStatus*)p.status)->missing_blocks, max(behind - begin + (int32_t)kWarps - 1, 0) / (int32_t)kWarps);
+    }
+    if (tile >= end) return;
     typename Path::Fold fold;
     fold.clear();
-    float factor[kColumns], log2_factor[kColumns];
-#pragma unroll
-    for (int j = 0; j < kColumns; j++) {
-      factor[j] = q.page_factor[State::column(j, lane % 4)];
-      log2_factor[j] = p.softcap > 0 ? 1.0f : factor[j];
-    }
-    const int32_t* table = (const int32_t*)p.block_tables + (uint64_t)u.sequence * p.table_width;
-    for (int32_t i = from; i < to; i += kWarps) {
-      int32_t tile = items.first_page + i;
-      uint32_t block = (uint32_t)tile < p.table_width ? (uint32_t)__ldg(table + tile) : 0xffffffff;
-      if (block >= p.blocks) {
+    Path::begin(p, w);
+    uint32_t next = (uint32_t)__ldg(table + tile);
+    for (; tile < end; tile += kWarps) {
+      // The block of the next page is asked for a page ahead.
+      const uint32_t block = next;
+      next = (uint32_t)__ldg(table + min(tile + (int32_t)kWarps, end - 1));
+      // The vote tells the compiler that all lanes agree.
+      if (__any_sync(kAllLanes, block >= p.blocks)) {
         // The tokens of a page that does not exist take no part.
         if (lane == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, 1);
         continue;
       }
-      const uint8_t* page = (const uint8_t*)p.pages + ((uint64_t)block * p.heads + u.head) * p.page_bytes;
+      page.move(block, stride, first);
+      const bool whole = __all_sync(kAllLanes, view.whole(tile));
       float s[8][kColumns];
       Path::scores(p, q, page, lane, stage, fold, s);
-      cap_and_mask<State>(p, tile * QKV_TILE, lane, view, factor, s);
-      int tail = min(u.s.new_len - tile * QKV_TILE, QKV_TILE);
-      Path::values(p, page, lane, tail, log2_factor, stage, s, w);
+      if (!whole) cap_and_mask<State>(p, tile * QKV_TILE, lane, view, factor, q.mean, s);
+      const int tail = whole ? QKV_TILE : min(u.s.new_len - tile * QKV_TILE, QKV_TILE);
+      Path::values(p, page, lane, whole, tail, factor, stage, s, w);
     }
+    Path::finish(p, u.head, lane, w);
+    // Scores of pages lack the keys' mean, which shifts all of a column alike.
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) w.reference[j] = fmaf(q.mean[State::column(j, lane % 4)], factor[j], w.reference[j]);
   }
 
-  static __device__ __forceinline__ void rows(const QkvAttend& p, const Unit& u, const Items& items, int32_t from, int32_t to,
-                                              const Query& q, const View<Path::kUnitColumns>& view, uint32_t lane, uint8_t* stage,
-                                              State& w) {
+  static __device__ __forceinline__ void rows(const QkvAttend& p, Shared<Path>& shared, State& w) {
+    const Unit& u = shared.piece.unit;
+    const Items& items = shared.piece.items;
+    const auto& q = shared.query;
+    const auto& view = shared.view;
+    const uint32_t lane = fresh_lane(), warp = threadIdx.x / 32;
+    uint8_t* stage = shared.stage[warp];
+    const int32_t begin = shared.piece.from + (int32_t)warp, behind = max(items.pages - begin, 0) + (int32_t)kWarps - 1;
+    const int32_t from = begin + behind / (int32_t)kWarps * (int32_t)kWarps, to = min(shared.piece.to, items.pages + items.row_tiles + items.sinks);
     float factor[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; j++) factor[j] = q.row_factor[State::column(j, lane % 4)];
@@ -105,27 +135,20 @@ struct Attend {
   }
 
   // Items of a unit that a block has.
-  static __device__ __forceinline__ void piece(const QkvAttend& p, Shared<Path>& shared, uint32_t warp, uint32_t lane) {
+  static __device__ __forceinline__ void piece(const QkvAttend& p, Shared<Path>& shared) {
+    const uint32_t warp = threadIdx.x / 32;
     const Unit& u = shared.piece.unit;
-    const Items& items = shared.piece.items;
-    const int32_t from = shared.piece.from, to = shared.piece.to;
-    Path::load(p, u, shared.query, warp, lane);
+    Path::load(p, u, shared.query, warp, fresh_lane());
     if (threadIdx.x < Path::kUnitColumns) shared.view.set(p, u, threadIdx.x);
     __syncthreads();
     State w;
-    w.clear();
-    int32_t at = from + (int32_t)warp;
-    const int32_t pages_end = min(to, items.pages), rows_end = min(to, items.pages + items.row_tiles + items.sinks);
-    if (at < pages_end) {
-      pages(p, u, items, at, pages_end, shared.query, shared.view, lane, shared.stage[warp], w);
-      Path::finish(p, u.head, lane, w);
-      at += (pages_end - at + (int32_t)kWarps - 1) / (int32_t)kWarps * (int32_t)kWarps;
-    }
-    if (at < rows_end) rows(p, u, items, at, rows_end, shared.query, shared.view, lane, shared.stage[warp], w);
+    w.clear(fresh_lane());
+    pages(p, shared, w);
+    rows(p, shared, w);
     // The merge takes the staging memory.
     __syncthreads();
-    const int slot = shared.piece.from > 0 ? 0 : shared.piece.to < items.count() ? 1 : -1;
-    merge_warps<DV, Path::kUnitColumns>(p, u, slot, w, shared.merge, warp, lane);
+    const int slot = shared.piece.from > 0 ? 0 : shared.piece.to < shared.piece.items.count() ? 1 : -1;
+    merge_warps<DV, Path::kUnitColumns>(p, u, slot, w, shared.merge, threadIdx.x / 32, fresh_lane());
   }
 };
 
@@ -133,8 +156,7 @@ template <class Path>
 __device__ __forceinline__ void attend(const QkvAttend& p) {
   extern __shared__ __align__(16) uint8_t memory[];
   auto& shared = *(Shared<Path>*)memory;
-  const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  for_pieces(p, lane, shared.cursor, shared.piece, [&] { Attend<Path>::piece(p, shared, warp, lane); });
+  for_pieces(p, shared.cursor, shared.piece, [&] { Attend<Path>::piece(p, shared); });
 }
 
 }  // namespace qkv

@@ -5,8 +5,6 @@
 
 namespace qkv {
 
-constexpr float kLn2 = 0.6931471805599453f;
-
 // Shared memory where the warps of a block add up their outputs: [column][channel]. The lanes of a warp write 8 channels of four
 // columns (every second one of 8 or more, or 4 of 4) at a time; these begin 8 banks apart.
 template <int D, int Columns>

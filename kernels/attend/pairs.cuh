@@ -16,16 +16,18 @@ __device__ __forceinline__ uint32_t min_step_operand(uint32_t lane) {
 struct TokenPairs {
   uint32_t bits[8];
 
-  // `from`: those of row g. Tokens at or beyond `tail` do not exist: what lies there may be anything.
-  __device__ __forceinline__ void load(const uint8_t* from, uint32_t g, int tail = QKV_TILE) {
+  // `from`: those of the lane's row.
+  __device__ __forceinline__ void load(const uint8_t* from) {
     uint4 a = load_cached16(from), b = load_cached16(from + 16);
     bits[0] = a.x, bits[1] = a.y, bits[2] = a.z, bits[3] = a.w;
     bits[4] = b.x, bits[5] = b.y, bits[6] = b.z, bits[7] = b.w;
-    if (tail < QKV_TILE) {
+  }
+
+  // Tokens at or beyond `tail` do not exist: what lies there may be anything.
+  __device__ __forceinline__ void clear(uint32_t g, int tail) {
 #pragma unroll
-      for (int i = 0; i < 8; i++) {
-        if (8 * i + (int)g >= tail) bits[i] = 0;
-      }
+    for (int i = 0; i < 8; i++) {
+      if (8 * i + (int)g >= tail) bits[i] = 0;
     }
   }
 
@@ -44,19 +46,18 @@ struct TokenPairs {
     return most;
   }
 
-  // Steps and mins of tokens 16 kb + g and 16 kb + g + 8.
-  __device__ __forceinline__ void values(int kb, uint32_t lane, float (&step)[2], float (&min)[2]) const {
+  // Steps and mins of tokens 16 kb + g and 16 kb + g + 8. `operand`: of `min_step_operand`.
+  __device__ __forceinline__ void values(int kb, uint32_t operand, float (&step)[2], float (&min)[2]) const {
     float q[4] = {};
-    mma_f16_k8(q, bits[2 * kb], bits[2 * kb + 1], min_step_operand(lane));
+    mma_f16_k8(q, bits[2 * kb], bits[2 * kb + 1], operand);
     step[0] = q[1], step[1] = q[3];
     min[0] = q[0], min[1] = q[2];
   }
 };
 
-// Steps (or mins) of a per-channel group of keys, of lane t: of 16 channels each those at 2t, 2t + 1, 2t + 8 and 2t + 9.
+// Steps (or mins) of a per-channel group of keys, of the lane whose part begins at `from`: of 16 channels each four.
 template <int D>
-__device__ __forceinline__ void load_channels(const uint8_t* section, uint32_t t, uint2 (&x)[D / 16]) {
-  const uint8_t* from = section + t * (D / 2);
+__device__ __forceinline__ void load_channels(const uint8_t* from, uint2 (&x)[D / 16]) {
   if constexpr (D % 32 == 0) {
 #pragma unroll
     for (int i = 0; i < D / 32; i++) {

@@ -4,14 +4,13 @@
 // Column c of a unit is query i = c / group, head c mod group of the kv head's query heads.
 #pragma once
 #include "../hadamard.cuh"
-#include "../ptx.cuh"
+#include "../softmax.cuh"
 #include "../tensor.cuh"
 #include "work.cuh"
 
 namespace qkv {
 
 constexpr uint32_t kWarps = 4;
-constexpr float kLog2e = 1.4426950408889634f;
 
 template <int D>
 struct Dims {
@@ -127,6 +126,14 @@ __device__ __forceinline__ uint16_t to_row_type(float x, bool bfloat) {
 
 __device__ __forceinline__ float from_row_type(uint16_t x, bool bfloat) {
   return bfloat ? bfloat_to_float(x) : half_to_float(x);
+}
+
+// Part `i` of three f16 numbers that add up to x.
+__device__ __forceinline__ uint16_t part_of(float x, uint32_t i) {
+  const uint16_t first = float_to_half(x);
+  const float rest = x - half_to_float(first);
+  const uint16_t second = float_to_half(rest), third = float_to_half(rest - half_to_float(second));
+  return i == 0 ? first : i == 1 ? second : third;
 }
 
 // Place of (step of 16, lane, 16-bit element) of channel c and column n in B operands, in units of 16 bits within a tile of 8

@@ -1,7 +1,8 @@
 // What a warp carries through its items: for each of its columns the softmax reference, the sum of weights, and the output so far.
 //
 // Weights are p = 2^(score - reference). The reference is 7 below the largest score at which it last moved, and moves when a score
-// exceeds it by more than 15: so weights stay below 2^15, which f16 holds, the small ones keep their bits, and moving is rare.
+// exceeds it by more than 15: so weights stay below 2^15, which f16 holds, the small ones keep their bits, and moving is rare. A
+// column moves by its own scores only, so that a query's result does not depend on others.
 #pragma once
 #include "query.cuh"
 
@@ -29,8 +30,8 @@ template <int Columns>
 struct View {
   // Tokens [low, high] of each column; one that does not exist sees none.
   int32_t low[Columns], high[Columns];
-  // All columns see the tokens between these.
-  int32_t all_low, all_high;
+  // First and last page of which nothing has to be masked, capped or cleared.
+  int32_t whole_first, whole_last;
 
   // One thread a column.
   __device__ __forceinline__ void set(const QkvAttend& p, const Unit& u, uint32_t c) {
@@ -39,21 +40,18 @@ struct View {
     const int32_t at = u.s.old_len + (int32_t)((u.first_column + min((int32_t)c, u.columns - 1)) / p.group);
     high[c] = there ? at : -1;
     low[c] = max(at - window + 1, 0);
-    if (c == 0) all_high = at;
-    if ((int32_t)c == u.columns - 1) all_low = max(at - window + 1, 0);
+    // The first column sees the least at the end, the last one at the beginning; sinks are not read from their page.
+    if (c == 0) whole_last = (at + 1) / QKV_TILE - 1;
+    if ((int32_t)c == u.columns - 1) {
+      const int32_t low = max(max(at - window + 1, 0), (int32_t)p.sinks);
+      whole_first = p.softcap > 0 ? 0x7fffffff : (int32_t)(((uint32_t)low + QKV_TILE - 1) / QKV_TILE);
+    }
   }
+
+  __device__ __forceinline__ bool whole(int32_t page) const { return page >= whole_first && page <= whole_last; }
 
   __device__ __forceinline__ bool sees(uint32_t c, int32_t token) const { return token >= low[c] && token <= high[c]; }
 };
-
-// cap * tanh(x / cap) for x and result in log2 units.
-__device__ __forceinline__ float soft_cap(float x, float cap) {
-  float scaled = cap * kLog2e;
-  // tanh y = 1 - 2 / (e^2y + 1)
-  float e = exp2_fast(fminf(x * (2 / cap), 126.0f));
-  float y = 1 - 2 * reciprocal_fast(e + 1);
-  return x == x ? scaled * y : x;
-}
 
 // Un-rotates the outputs of a warp: butterflies between registers, then between lanes.
 template <int D, class State>

@@ -5,7 +5,7 @@
 // blocks that share a unit.
 #pragma once
 #include "../abi.h"
-#include "../numeric.cuh"
+#include "../ptx.cuh"
 
 namespace qkv {
 
@@ -199,9 +199,9 @@ __device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece&
 // Calls `work` for each piece of this block. All threads together; `work` ends with a barrier. `cursor` and `piece` are shared
 // memory. The first warp looks for pieces; none is told by an empty one.
 template <class Work>
-__device__ __forceinline__ void for_pieces(const QkvAttend& p, uint32_t lane, Cursor& cursor, Piece& piece, Work work) {
-  const bool first_warp = threadIdx.x < 32;
-  if (first_warp) {
+__device__ __forceinline__ void for_pieces(const QkvAttend& p, Cursor& cursor, Piece& piece, Work work) {
+  if (threadIdx.x < 32) {
+    const uint32_t lane = fresh_lane();
     const uint64_t total = total_weight(p, lane);
     Cursor c = {0, 0, 0, p.sequences, 0};
     if (total > 0) {
@@ -213,12 +213,12 @@ __device__ __forceinline__ void for_pieces(const QkvAttend& p, uint32_t lane, Cu
     __syncwarp();
   }
   while (true) {
-    if (first_warp) {
+    if (threadIdx.x < 32) {
       Cursor c = cursor;
       Piece next = {};
       next_piece(p, c, next);
       __syncwarp();
-      if (lane == 0) {
+      if (threadIdx.x == 0) {
         cursor = c;
         piece = next;
       }

@@ -153,6 +153,16 @@ pub fn attend(
             help: "attend fewer sequences at a time",
         });
     };
+    // The kernels find a page by a product of two 32-bit numbers with sign.
+    let block_bytes = c.kv_heads.saturating_mul(parts.pages.page_bytes);
+    if block_bytes > i32::MAX as usize || parts.blocks > i32::MAX as usize {
+        return Err(Error::Capacity {
+            what: "bytes of a block, or blocks",
+            needed: block_bytes.max(parts.blocks),
+            available: i32::MAX as usize,
+            help: "spread the layer over several caches",
+        });
+    }
     // Costs in units of 256 bytes; a unit costs about what loading its queries and merging its warps takes.
     let weight = |bytes: usize| (bytes / 256).max(1) as u32;
     let blocks_launched = i.blocks(device);

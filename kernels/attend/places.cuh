@@ -1,0 +1,88 @@
+// Where a lane finds its parts of the pages of a kv head. The addresses of block 0 are made once for a unit; a page then costs one
+// multiply-add for each.
+#pragma once
+#include "codes.cuh"
+
+namespace qkv {
+
+// Keeps the compiler from making `x` anew in every page.
+template <class T>
+__device__ __forceinline__ T keep(T x) {
+  if constexpr (sizeof(T) == 8) {
+    asm volatile("" : "+l"(x));
+  } else {
+    asm volatile("" : "+r"(x));
+  }
+  return x;
+}
+
+// `x`, not before `done` is there: what is loaded through it does not take registers earlier.
+template <class Done>
+__device__ __forceinline__ const uint8_t* after(const uint8_t* x, Done done) {
+  asm volatile("" : "+l"(x) : "r"(done));
+  return x;
+}
+
+__device__ __forceinline__ const uint8_t* head_pages(const QkvAttend& p, uint32_t head) {
+  return (const uint8_t*)p.pages + (uint64_t)head * p.page_bytes;
+}
+
+// Bytes of a block, in two registers of which the compiler does not know that they hold the same: it would share the products of
+// addresses and spend two additions on each instead of one multiply-add.
+struct Stride {
+  uint32_t a, b;
+
+  __device__ __forceinline__ Stride(const QkvAttend& p) : a(keep(p.heads * p.page_bytes)), b(keep(p.heads * p.page_bytes)) {}
+};
+
+// First byte of the lane's part of an operand's pairs, row g of the pages' rows: pairs of a token, or of a channel of values.
+template <class F, int D>
+__device__ __forceinline__ uint32_t pair_byte(uint32_t g) {
+  if constexpr (F::kChannel) return g * (D / 2);
+  return g * Groups<F, D>::kCount * 32;
+}
+
+// Pages of one format.
+template <class KF, class VF, int DK, int DV>
+struct Places {
+  // Both operands have as many pairs a token, so they lie alike.
+  static constexpr bool kAlike = KF::kAffine && VF::kAffine && !KF::kChannel && !VF::kChannel &&
+                                 Groups<KF, DK>::kCount == Groups<VF, DV>::kCount;
+  static constexpr int kKeyPairs = QKV_TILE * 4 * Groups<KF, DK>::kCount;
+  // First vectors of codes; pairs of keys and of values.
+  const uint8_t *codes, *keys, *values;
+
+  __device__ __forceinline__ Places(const QkvAttend& p, uint32_t head, uint32_t lane) {
+    const uint8_t* page = head_pages(p, head);
+    codes = keep(page + lane * 16);
+    const uint32_t at = KF::kChannel ? lane % 4 * (DK / 2) : pair_byte<KF, DK>(lane / 4);
+    keys = KF::kPairs ? keep(page + p.at[0].pairs + at) : nullptr;
+    values = VF::kPairs && !kAlike ? keep(page + p.at[1].pairs + pair_byte<VF, DV>(lane / 4)) : nullptr;
+  }
+
+  // Those of a block.
+  __device__ __forceinline__ void move(uint32_t block, const Stride& stride, const Places& first) {
+    codes = first.codes + (uint64_t)block * stride.a;
+    if constexpr (KF::kPairs) keys = first.keys + (int64_t)(int32_t)block * (int32_t)stride.a;
+    if constexpr (kAlike) {
+      values = keys + kKeyPairs;
+    } else if constexpr (VF::kPairs) {
+      values = first.values + (uint64_t)block * stride.b;
+    }
+  }
+
+  __device__ __forceinline__ const uint8_t* value_codes() const { return codes + kCodeBytes<KF, QKV_TILE, DK>; }
+};
+
+// Pages whose formats only the parameters tell.
+struct AnyPlaces {
+  const uint8_t* page;
+
+  __device__ __forceinline__ AnyPlaces(const QkvAttend& p, uint32_t head, uint32_t) : page(head_pages(p, head)) {}
+
+  __device__ __forceinline__ void move(uint32_t block, const Stride& stride, const AnyPlaces& first) {
+    page = first.page + (uint64_t)block * stride.a;
+  }
+};
+
+}  // namespace qkv
