@@ -24,13 +24,14 @@ const LARGEST: u64 = 3 << 20;
 
 /// One kernel on one architecture, as ptxas reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Usage {
-    kernel: String,
-    architecture: String,
-    registers: u32,
-    stack: u32,
-    spills: u32,
-    shared: u32,
+pub(crate) struct Usage {
+    pub(crate) kernel: String,
+    pub(crate) architecture: String,
+    pub(crate) registers: u32,
+    pub(crate) stack: u32,
+    /// Bytes written and read by spills.
+    pub(crate) spills: u32,
+    pub(crate) shared: u32,
 }
 
 /// Builds, and prints a row for every kernel and architecture.
@@ -40,7 +41,7 @@ struct Usage {
 pub fn run(args: &KernelArgs) -> Result<()> {
     let toolkit = Toolkit::obtain()?;
     let start = Instant::now();
-    let out = build(&toolkit, if args.all { "all" } else { "80,90" })?;
+    let out = build(&toolkit, if args.all { "all" } else { "80,90" }, true)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut table = Table::new(["kernel", "arch", "registers", "stack", "spills", "static shared"]);
     let mut images = Table::new(["image", "fatbin bytes"]);
@@ -72,8 +73,9 @@ pub fn run(args: &KernelArgs) -> Result<()> {
     Ok(())
 }
 
-/// Builds the library with the feature and returns the folder of its build script.
-fn build(toolkit: &Toolkit, architectures: &str) -> Result<PathBuf> {
+/// Builds the library with the feature and returns the folder of its build script. `lean`: without line tables, as a program gets it
+/// that depends on the library; the machine code is the same.
+pub(crate) fn build(toolkit: &Toolkit, architectures: &str, lean: bool) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
@@ -88,8 +90,9 @@ fn build(toolkit: &Toolkit, architectures: &str) -> Result<PathBuf> {
         ])
         .current_dir(root())
         .stdout(Stdio::piped());
-    // As a program gets them that depends on the library: without line tables.
-    command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
+    if lean {
+        command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
+    }
     toolkit.apply(&mut command, architectures);
     let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
     if !output.status.success() {
@@ -106,7 +109,7 @@ fn build(toolkit: &Toolkit, architectures: &str) -> Result<PathBuf> {
 }
 
 /// What `nvcc -Xptxas -v` says.
-fn parse(text: &str) -> Vec<Usage> {
+pub(crate) fn parse(text: &str) -> Vec<Usage> {
     let mut all = Vec::new();
     let mut current: Option<Usage> = None;
     let number = |line: &str, before: &str| -> u32 {

@@ -1,10 +1,11 @@
 //! The project's commands: `cargo xtask demo`, `cargo xtask test`, `cargo xtask quality`, `cargo xtask bench-peers`,
-//! `cargo xtask kernels`.
+//! `cargo xtask kernels`, `cargo xtask sass`.
 //!
 //! * [`model`] fetches the model, [`texts`] generates, [`memory`] measures bytes and times, [`quality`] what a scheme
 //!   costs in quality ([`decoded`]: with attention in f64); [`demo`] puts them into one [`report`].
 //! * [`metrics`], [`schemes`], [`windows`], [`peers`], [`capacity`], [`table`], [`chart`] and [`progress`] are their parts.
-//! * [`toolkit`] finds or installs nvcc, [`kernels`] builds the CUDA kernels and shows what each needs.
+//! * [`toolkit`] finds or installs nvcc, [`kernels`] builds the CUDA kernels and shows what each needs, [`sass`] holds the instructions
+//!   of the attention kernels against their budget.
 //! * [`checks`] runs every check there is; [`bench_peers`] times other projects beside this one.
 
 pub mod bench_peers;
@@ -21,6 +22,7 @@ pub mod peers;
 pub mod progress;
 pub mod quality;
 pub mod report;
+pub mod sass;
 pub mod schemes;
 pub mod table;
 pub mod texts;

@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use xtask::{bench_peers, checks, demo, kernels};
+use xtask::{bench_peers, checks, demo, kernels, sass};
 
 /// Project commands.
 #[derive(Debug, Parser)]
@@ -22,6 +22,8 @@ enum Command {
     BenchPeers(bench_peers::BenchArgs),
     /// Builds the CUDA kernels and shows registers, spills and sizes (installs nvcc under target/ where there is none).
     Kernels(kernels::KernelArgs),
+    /// Counts the machine instructions of the attention kernels and holds them against their budget.
+    Sass(sass::SassArgs),
     /// Runs every check there is.
     Test(checks::TestArgs),
 }
@@ -32,6 +34,7 @@ fn main() -> ExitCode {
         Command::Quality(args) => demo::run_quality(&args),
         Command::BenchPeers(args) => bench_peers::run(&args),
         Command::Kernels(args) => kernels::run(&args),
+        Command::Sass(args) => sass::run(&args),
         Command::Test(args) => checks::run(&args),
     };
     // The message says what to do; a backtrace would bury it.

@@ -17,6 +17,9 @@ const WHEELS: [&str; 5] = [
     "nvidia-cuda-crt==13.0.88",
 ];
 
+/// The disassembler, which has no release of that series on PyPI; it reads older ones' machine code.
+const NVDISASM: &str = "nvidia-cuda-nvdisasm==13.2.51";
+
 /// What a build with the feature `cuda` is told by the environment.
 #[derive(Debug, Clone)]
 pub struct Toolkit {
@@ -36,7 +39,7 @@ impl Toolkit {
         let folder = target().join("qkv-cuda");
         let home = folder.join("nvidia/cu13");
         if !home.join("bin/nvcc").is_file() {
-            install(&folder)?;
+            install(&folder, "nvcc", "NVIDIA's compiler (about 105 MB)", &WHEELS)?;
         }
         if !home.join("bin/nvcc").is_file() {
             bail!("{} has no nvcc after the installation; remove the folder and try again", home.display());
@@ -60,15 +63,33 @@ impl Toolkit {
     }
 }
 
+/// Finds nvdisasm where nvcc is looked for, or installs it.
+///
+/// # Errors
+/// If there is none and pip cannot fetch it: the message says what to install or set.
+pub fn nvdisasm() -> Result<PathBuf> {
+    if let Ok(found) = find::tool("nvdisasm") {
+        return Ok(found);
+    }
+    // A folder of its own: pip does not add to one that is there.
+    let folder = target().join("qkv-nvdisasm");
+    let tool = folder.join("nvidia/cu13/bin/nvdisasm");
+    if !tool.is_file() {
+        install(&folder, "nvdisasm", "NVIDIA's disassembler (about 4 MB)", &[NVDISASM])?;
+    }
+    if !tool.is_file() {
+        bail!("{} is not there after the installation; remove the folder and try again", tool.display());
+    }
+    Ok(tool)
+}
+
 fn on_the_machine() -> bool {
     std::env::var_os("NVCC").is_some_and(|n| Path::new(&n).is_file()) || find::nvcc().is_ok()
 }
 
-fn install(folder: &Path) -> Result<()> {
-    eprintln!(
-        "no nvcc on this machine: installing NVIDIA's compiler (about 105 MB) into {}",
-        folder.display()
-    );
+/// Installs wheels into a folder.
+fn install(folder: &Path, tool: &str, what: &str, wheels: &[&str]) -> Result<()> {
+    eprintln!("no {tool} on this machine: installing {what} into {}", folder.display());
     let mut command = Command::new("python3");
     command
         .args([
@@ -82,17 +103,17 @@ fn install(folder: &Path) -> Result<()> {
             "--target",
         ])
         .arg(folder)
-        .args(WHEELS)
+        .args(wheels)
         .current_dir(root());
     let how = format!(
         "install the CUDA toolkit and set CUDA_HOME, or run this with network access: python3 -m pip install --no-deps \
          --target {} {}",
         folder.display(),
-        WHEELS.join(" ")
+        wheels.join(" ")
     );
     let status = command.status().with_context(|| format!("python3 does not start; {how}"))?;
     if !status.success() {
-        bail!("pip could not fetch nvcc ({status}); {how}");
+        bail!("pip could not fetch {tool} ({status}); {how}");
     }
     Ok(())
 }

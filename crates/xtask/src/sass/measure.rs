@@ -1,0 +1,320 @@
+//! What a kernel's main loop costs.
+
+use super::cubins::Compiled;
+use super::flow::{Flow, Loop};
+use super::listing::{Function, Instruction};
+use super::walk::{self, Way};
+use anyhow::{Result, bail};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Tokens of a page.
+const TILE: usize = 64;
+
+/// The turns of a page loop.
+#[derive(Debug, Clone)]
+pub struct Decode {
+    /// Pages that a turn reads.
+    pub pages: usize,
+    /// Elements of keys and values of these.
+    pub elements: usize,
+    /// The turn that pages in the middle of a sequence take.
+    pub common: Way,
+    /// The turn on which every vote moves something: the softmax reference, the scale of steps, the norm of queries.
+    pub rescale: Way,
+    /// `LDL` and `STL` anywhere in the loop.
+    pub local: usize,
+    /// Loops that read pages; where there are several the cheapest is what pages in the middle take.
+    pub loops: usize,
+}
+
+impl Decode {
+    /// Lane-instructions per element.
+    pub fn per_element(&self, way: &Way) -> f64 {
+        32.0 * way.code.len() as f64 / self.elements as f64
+    }
+}
+
+/// Channels of keys and values by the name of a kernel: `qkv_attend_any_192_128`, `qkv_attend_f16_half_64`.
+pub fn dims(kernel: &str) -> Option<(usize, usize)> {
+    let numbers: Vec<usize> = kernel.rsplit('_').map_while(|n| n.parse().ok()).collect();
+    match numbers[..] {
+        [d] => Some((d, d)),
+        [value, key] => Some((key, value)),
+        _ => None,
+    }
+}
+
+/// Measures the page loop of a decode kernel.
+///
+/// It is told from the loop over exact rows, which transposes values on their way out of shared memory (`LDSM`): codes of pages
+/// lie as the tensor cores want them.
+///
+/// # Errors
+/// If there is no such loop, or its products are not those of whole pages.
+pub fn decode(kernel: &Compiled) -> Result<Decode> {
+    let (f, flow) = (&kernel.function, Flow::of(&kernel.function));
+    let Some((key, value)) = dims(&f.name) else { bail!("{} does not name its channels", f.name) };
+    let has = |l: &Loop, what: &dyn Fn(&Instruction) -> bool| flow.instructions(l).any(|i| what(&f.code[i]));
+    let all = flow.loops();
+    let with: Vec<&Loop> =
+        all.iter().filter(|l| has(l, &Instruction::is_mma) && !has(l, &|i| i.base() == "LDSM")).collect();
+    let outer = with.iter().filter(|l| !with.iter().any(|o| o.head != l.head && o.blocks.contains(&l.head)));
+    let mut found: Option<Decode> = None;
+    let mut loops = 0;
+    for l in outer {
+        let common = walk::way(f, &flow, l, false, |_| false)?;
+        let pages = pages(f, &common, key, value)?;
+        let measured = Decode {
+            pages,
+            elements: pages * TILE * (key + value),
+            rescale: walk::way(f, &flow, l, true, |_| false)?,
+            local: flow.instructions(l).filter(|i| matches!(f.code[*i].base(), "LDL" | "STL")).count(),
+            common,
+            loops: 0,
+        };
+        loops += 1;
+        if found.as_ref().is_none_or(|d| measured.per_element(&measured.common) < d.per_element(&d.common)) {
+            found = Some(measured);
+        }
+    }
+    match found {
+        Some(d) => Ok(Decode { loops, ..d }),
+        None => bail!("{}: no loop reads pages", f.name),
+    }
+}
+
+/// Pages of a turn by its products.
+fn pages(f: &Function, way: &Way, key: usize, value: usize) -> Result<usize> {
+    let count = |base: &str, shape: &str| {
+        let is = |i: &&usize| f.code[**i].base() == base && f.code[**i].has(shape);
+        way.code.iter().filter(is).count()
+    };
+    // 16 tokens by 32 channels, and 16 channels by 32 tokens.
+    let integer = TILE / 16 * key.div_ceil(32) + value.div_ceil(16) * TILE / 32;
+    // 16 tokens by 16 channels and the reverse; minimums and sums of weights take some more, less than half.
+    let half = TILE / 16 * key.div_ceil(16) + value.div_ceil(16) * TILE / 16;
+    let (found, one) = match count("IMMA", "16832") {
+        0 => (count("HMMA", "16816"), half),
+        n => (n, integer),
+    };
+    let pages = found / one;
+    let exact = one == integer && found % one == 0;
+    if pages == 0 || !(exact || (one == half && 2 * (found % one) < one)) {
+        bail!("{}: {found} products in a turn, {one} are a page's: its loop is not understood", f.name);
+    }
+    Ok(pages)
+}
+
+/// The turns of prefill's main loop.
+#[derive(Debug, Clone)]
+pub struct Prefill {
+    /// Products of a turn.
+    pub products: usize,
+    /// A turn over a tile of each kind of [`PREFILL_TILES`], loops that stage turning once, and its instructions where they turn
+    /// as often as they do.
+    pub turns: [(Way, usize); 2],
+    /// `LDL` and `STL` anywhere in the loop.
+    pub local: usize,
+}
+
+/// Tiles that prefill's loop is measured with: exact rows of f16, and pages of 4-bit codes.
+pub const PREFILL_TILES: [&str; 2] = ["f16 rows", "int4 pages"];
+
+impl Prefill {
+    /// Instructions for each product, for a tile of [`PREFILL_TILES`].
+    pub fn per_product(&self, tile: usize) -> f64 {
+        self.turns[tile].1 as f64 / self.products as f64
+    }
+}
+
+/// Measures the main loop of a prefill kernel: the smallest one with the most products. A turn stages a tile of values, makes
+/// scores and weights, stages the next tile of keys and weighs the values, which of pages lie transposed already and of rows do not.
+///
+/// Staging is done by loops whose turns the head's channels decide at run time. They turn as often as it takes the block's
+/// threads to write a tile.
+///
+/// # Errors
+/// If there is none, or it has other products than a tile's.
+pub fn prefill(kernel: &Compiled) -> Result<Prefill> {
+    let (f, flow) = (&kernel.function, Flow::of(&kernel.function));
+    let Some((key, value)) = dims(&f.name) else { bail!("{} does not name its channels", f.name) };
+    let count = |b: usize, what: &dyn Fn(&Instruction) -> bool| {
+        f.code[flow.blocks[b].from..flow.blocks[b].to].iter().filter(|i| what(i)).count()
+    };
+    let products = |l: &Loop| l.blocks.iter().map(|b| count(*b, &Instruction::is_mma)).sum::<usize>();
+    let loops = flow.loops();
+    let main = loops.iter().max_by_key(|l| (products(l), std::cmp::Reverse(l.blocks.len())));
+    let Some(main) = main.filter(|l| products(l) > 0) else { bail!("{}: no loop has products", f.name) };
+    // Behind the weights, whose exponentials stand together.
+    let mut behind: Vec<usize> = main
+        .blocks
+        .iter()
+        .copied()
+        .filter(|b| count(*b, &|i| i.base() == "MUFU" && i.has("EX2")) >= 8)
+        .collect();
+    let mut weighed = BTreeSet::new();
+    while let Some(b) = behind.pop() {
+        for next in flow.blocks[b].successors() {
+            if next != main.head && main.blocks.contains(&next) && weighed.insert(next) {
+                behind.push(next);
+            }
+        }
+    }
+    // Warps have 16 queries each, and half of the values' channels where these are many.
+    let warps = if value > 128 { 8 } else { 4 };
+    let expected = TILE / 8 * key.div_ceil(16) + value * 4 / warps / 8 * TILE / 16;
+    let turn = |pages: bool| -> Result<(Way, usize)> {
+        let mut l = main.clone();
+        let transposes = |b: usize| count(b, &|i| i.base() == "LDSM" && i.opcode.contains("MT88")) > 0;
+        l.blocks.retain(|b| {
+            !weighed.contains(b) || count(*b, &Instruction::is_mma) == 0 || transposes(*b) != pages
+        });
+        // Copies of rows; masks of 4-bit codes. Each decoded word is stored by two instructions of 4 bytes.
+        let stages = |i: &Instruction| match pages {
+            true => i.base() == "LOP3" && i.operands.iter().any(|o| o == "0xf0f0f0f"),
+            false => i.base() == "LDGSTS",
+        };
+        let bytes = if pages { 8 } else { 16 };
+        let way = walk::way(f, &flow, &l, false, stages)?;
+        let found = way.code.iter().filter(|i| f.code[**i].is_mma()).count();
+        if found != expected {
+            bail!(
+                "{}: {found} products in a turn, {expected} are a tile's: its loop is not understood",
+                f.name
+            );
+        }
+        let staged = 32 * warps * bytes * way.code.iter().filter(|i| stages(&f.code[**i])).count();
+        if staged == 0 {
+            bail!("{}: nothing stages {}", f.name, PREFILL_TILES[usize::from(pages)]);
+        }
+        let turns = (2 * TILE * (key + value)).div_ceil(staged);
+        let inner = loops.iter().filter(|i| i.head != main.head && main.blocks.contains(&i.head));
+        let copying = |i: &&Loop| i.blocks.iter().any(|b| way.blocks.contains(b) && count(*b, &stages) > 0);
+        let again: usize = inner
+            .filter(copying)
+            .flat_map(|i| way.blocks.iter().filter(|b| i.blocks.contains(b)))
+            .map(|b| flow.blocks[*b].to - flow.blocks[*b].from)
+            .sum();
+        let executed = way.code.len() + (turns - 1) * again;
+        Ok((way, executed))
+    };
+    Ok(Prefill {
+        products: expected,
+        turns: [turn(false)?, turn(true)?],
+        local: flow.instructions(main).filter(|i| matches!(f.code[*i].base(), "LDL" | "STL")).count(),
+    })
+}
+
+/// Classes of instructions, in the order of the table.
+pub const CLASSES: [&str; 20] = [
+    "IMMA", "HMMA", "LOP3", "LDG", "LDS", "f32", "f16x2", "MUFU", "I2F", "F2F", "PRMT", "MOVM", "MOV",
+    "SHFL", "IMAD", "integer", "compare", "branch", "uniform", "filler",
+];
+
+/// The class of an instruction.
+pub fn class(i: &Instruction) -> &'static str {
+    let uniform = i.guard.as_ref().is_some_and(|g| g.name == "UPT" && g.negated);
+    match i.base() {
+        // How ptxas lets the tensor cores catch up.
+        "NOP" => "filler",
+        "UIADD3" if uniform => "filler",
+        "IMMA" => "IMMA",
+        "HMMA" | "QMMA" => "HMMA",
+        "LOP3" | "PLOP3" | "LOP" => "LOP3",
+        "LDG" | "LD" | "LDGSTS" | "LDGDEPBAR" | "DEPBAR" | "UBLKCP" => "LDG",
+        "LDS" | "LDSM" | "STS" => "LDS",
+        "FFMA" | "FMUL" | "FADD" | "FMNMX" | "FSEL" | "FFMA2" | "FMUL2" | "FADD2" | "FMNMX3" => "f32",
+        "HADD2" | "HMUL2" | "HFMA2" | "HMNMX2" | "VHMNMX" => "f16x2",
+        "MUFU" => "MUFU",
+        "I2F" | "I2FP" => "I2F",
+        "F2F" | "F2FP" | "F2I" => "F2F",
+        "PRMT" => "PRMT",
+        "MOVM" => "MOVM",
+        "IMAD" if i.has("MOV") => "MOV",
+        "MOV" | "CS2R" | "S2R" | "SEL" => "MOV",
+        "SHFL" => "SHFL",
+        "IMAD" => "IMAD",
+        "ISETP" | "FSETP" | "HSETP2" => "compare",
+        "BRA" | "VOTE" | "VOTEU" | "BSSY" | "BSYNC" | "BREAK" | "WARPSYNC" | "CALL" | "YIELD" | "BRX"
+        | "EXIT" => "branch",
+        "R2UR" | "LDC" | "LDCU" => "uniform",
+        base if base.starts_with('U') => "uniform",
+        _ => "integer",
+    }
+}
+
+/// Instructions of a way by class.
+pub fn classes(f: &Function, way: &Way) -> BTreeMap<&'static str, usize> {
+    let mut all = BTreeMap::new();
+    way.code.iter().for_each(|i| *all.entry(class(&f.code[*i])).or_default() += 1);
+    all
+}
+
+/// f16 arithmetic on an element or more, in the way: `HFMA2` and `HMUL2`, unless ptxas uses one to make a constant.
+pub fn half_arithmetic(f: &Function, way: &Way) -> usize {
+    let is = |i: &Instruction| {
+        let constant = i.operands.iter().skip(1).filter(|o| o.trim_start_matches('-') == "RZ").count() >= 2;
+        matches!(i.base(), "HFMA2" | "HMUL2") && !constant
+    };
+    way.code.iter().filter(|i| is(&f.code[**i])).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::listing::parse;
+    use super::*;
+
+    #[test]
+    fn names_tell_channels() {
+        assert_eq!(dims("qkv_attend_any_192_128"), Some((192, 128)));
+        assert_eq!(dims("qkv_attend_default4_half_64"), Some((64, 64)));
+        assert_eq!(dims("qkv_attend"), None);
+    }
+
+    /// Rows and pages in an outer loop, heads of 16 channels: 4 products of keys, 4 of values.
+    fn kernel(products: usize) -> Compiled {
+        let mut text = String::from(".text.qkv_attend_f16_half_16:\n");
+        let mut at = 0;
+        let mut line = |l: &str| {
+            if l.ends_with(':') {
+                text += &format!("{l}\n");
+            } else {
+                text += &format!("/*{at:04x}*/ {l} ;\n");
+                at += 16;
+            }
+        };
+        line(".L_0:");
+        line("NOP");
+        line(".L_1:");
+        (0..products).for_each(|_| line("HMMA.16816.F32 R4, R8, R12, R4"));
+        line("STL [R1], R4");
+        line("@P0 BRA `(.L_1)");
+        line(".L_2:");
+        (0..12).for_each(|_| line("HMMA.16816.F32 R4, R8, R12, R4"));
+        line("LDSM.16.MT88.4 R4, [R3]");
+        line("@P1 BRA `(.L_2)");
+        line("@P2 BRA `(.L_0)");
+        line("EXIT");
+        let function = parse(&text).unwrap().remove(0);
+        Compiled { architecture: 90, function, registers: 32, spills: 0 }
+    }
+
+    #[test]
+    fn the_page_loop_is_the_one_that_does_not_transpose() {
+        let d = decode(&kernel(9)).unwrap();
+        assert_eq!((d.pages, d.elements, d.common.code.len(), d.local, d.loops), (1, 64 * 32, 11, 1, 1));
+        assert_eq!(d.per_element(&d.common), 32.0 * 11.0 / 2048.0);
+        assert_eq!(decode(&kernel(16)).unwrap().pages, 2);
+        assert!(decode(&kernel(6)).unwrap_err().to_string().contains("6 products"));
+        assert!(decode(&kernel(12)).is_err());
+    }
+
+    #[test]
+    fn constants_are_no_arithmetic() {
+        let text = ".text.a:\n/*0000*/ HFMA2.MMA R2, -RZ, RZ, 0, 1 ;\n/*0010*/ HFMA2 R2, R3, R4, R5 ;\n/*0020*/ @!UPT UIADD3 URZ, URZ, URZ, URZ ;\n";
+        let f = parse(text).unwrap().remove(0);
+        let way = Way { code: vec![0, 1, 2], ..Way::default() };
+        assert_eq!(half_arithmetic(&f, &way), 1);
+        assert_eq!(classes(&f, &way).into_iter().collect::<Vec<_>>(), [("f16x2", 2), ("filler", 1)]);
+    }
+}
