@@ -48,6 +48,9 @@ pub fn read(folder: &Path, prefixes: &[&str], nvdisasm: &Path) -> Result<Vec<Com
             }
         }
     }
+    if cubins.is_empty() {
+        bail!("{} has no machine code of {}", folder.display(), prefixes.join("*, "));
+    }
     let listings: Vec<Vec<Compiled>> = cubins
         .par_iter()
         .map(|(architecture, file)| {

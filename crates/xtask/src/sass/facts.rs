@@ -435,10 +435,9 @@ fn written(i: &Instruction) -> (Vec<String>, Vec<String>) {
             }
         } else {
             // A register is written in the first place, or in the second behind a predicate.
-            if n == 0 || (n == 1 && Predicate::parse(&i.operands[0]).is_some()) {
-                if let Some((letters, first)) = register(operand) {
-                    registers.extend((first..first + count).map(|r| format!("{letters}{r}")));
-                }
+            let into = n == 0 || (n == 1 && Predicate::parse(&i.operands[0]).is_some());
+            if let Some((letters, first)) = register(operand).filter(|_| into) {
+                registers.extend((first..first + count).map(|r| format!("{letters}{r}")));
             }
             if n > 0 {
                 break;

@@ -128,16 +128,14 @@ impl<'a> Report<'a> {
             let Some(slack) = budget::slack(a) else { continue };
             for row in budget::ROWS {
                 for (integer, path) in PATHS {
-                    let Some((goal, (_, cost))) = row.goal(integer, a).zip(self.cost(&row, integer, a))
-                    else {
-                        continue;
-                    };
-                    if cost > goal + slack {
-                        over.push(format!(
-                            "sm_{a}, {}, {path}: {cost:.3}, at most {:.2}",
-                            row.title,
-                            goal + slack
-                        ));
+                    let Some((goal, name)) = row.goal(integer, a).zip(row.kernel(integer)) else { continue };
+                    let most = goal + slack;
+                    match self.cost(&row, integer, a) {
+                        None => over.push(format!("sm_{a}, {}, {path}: there is no {name}", row.title)),
+                        Some((_, cost)) if cost > most => {
+                            over.push(format!("sm_{a}, {}, {path}: {cost:.3}, at most {most:.2}", row.title));
+                        }
+                        Some(_) => {}
                     }
                 }
             }
@@ -219,7 +217,7 @@ impl<'a> Report<'a> {
             self.classes().markdown(),
             self.counts(),
         ]
-        .join("\n")
+        .join("\n\n")
     }
 
     fn costs(&self) -> Table {
@@ -422,5 +420,50 @@ mod tests {
         assert_eq!(found, [("qkv_attend_a_64".to_string(), Launch { blocks: 3, shared: 20_832 })]);
         assert!(launches_in("\nQKV_ATTEND(a, b, c)").is_err());
         assert!(launches().unwrap().len() > 20);
+    }
+
+    #[test]
+    fn what_is_over_is_listed() {
+        use crate::sass::listing::Function;
+        let kernel = |name: &str, architecture, registers| Compiled {
+            architecture,
+            function: Function { name: name.into(), code: vec![Default::default()] },
+            registers,
+            spills: 0,
+        };
+        let page = |instructions| {
+            let way = Way { code: vec![0; instructions], ..Way::default() };
+            let (common, rescale) = (way.clone(), way);
+            Some(Decode { pages: 1, elements: 64 * 256, common, rescale, local: 0, loops: 1 })
+        };
+        let launch = Launch { blocks: 2, shared: 25_000 };
+        let name = "qkv_attend_int8_integer_128";
+        // 0.65 is 332.8 instructions, 0.69 is 353.3.
+        let kernels = [kernel(name, 80, 128), kernel(name, 90, 129)];
+        let over = |on_80, on_90| {
+            let decode = kernels
+                .iter()
+                .zip([on_80, on_90])
+                .map(|(kernel, n)| Measured { kernel, launch, page: page(n) })
+                .collect();
+            let report = Report { decode, prefill: Vec::new(), over: Vec::new() };
+            report
+                .judge()
+                .into_iter()
+                .filter(|l| l.contains("int8, one pair a token, integer"))
+                .collect::<Vec<_>>()
+        };
+        assert!(over(353, 332).is_empty());
+        assert_eq!(over(354, 332), ["sm_80, int8, one pair a token, integer: 0.691, at most 0.69"]);
+        assert_eq!(over(353, 333), ["sm_90, int8, one pair a token, integer: 0.650, at most 0.65"]);
+        let decode = kernels.iter().map(|kernel| Measured { kernel, launch, page: page(300) }).collect();
+        let report = Report { decode, prefill: Vec::new(), over: Vec::new() };
+        let all = report.judge();
+        assert!(all.contains(&format!("sm_90, {name}: 129 registers, at most 128")));
+        assert!(all.iter().any(|l| l.ends_with("there is no qkv_attend_token4_half_128")));
+        // 8 warps on each, none where no machine code runs.
+        assert_eq!(report.warps(&report.decode[0], 86), Some(8));
+        assert_eq!(report.warps(&report.decode[0], 120), None);
+        assert!(report.markdown().contains("0.586 (0.586)"));
     }
 }
