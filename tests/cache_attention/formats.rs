@@ -83,7 +83,7 @@ fn tolerance(dtype: Dtype, want: &[f64]) -> f64 {
 }
 
 /// Distance in the 2-norm, relative.
-fn distance(got: &[f32], want: &[f64]) -> f64 {
+pub(crate) fn distance(got: &[f32], want: &[f64]) -> f64 {
     let squares = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>();
     let difference = squares(&mut got.iter().zip(want).map(|(g, w)| f64::from(*g) - w));
     (difference / squares(&mut want.iter().copied()).max(1e-300)).sqrt()
@@ -237,7 +237,7 @@ pub(crate) fn centred_keys<M: Machine>(m: &M) {
     }
 }
 
-/// Steps of slots see what the same tokens through seats see.
+/// Steps of slots see what the same tokens through seats see: two sequences, by prefill where chunks are long.
 pub(crate) fn slots_equal_seats<M: Machine>(m: &M) {
     let config = CacheConfig::new(1, 2, 64)
         .with_key(Fp8::e4m3(Granularity::TokenHead))
@@ -245,47 +245,59 @@ pub(crate) fn slots_equal_seats<M: Machine>(m: &M) {
         .direct()
         .with_capacity(2, 256);
     let (mut seated, mut placed) = (m.paged(config.clone(), 8).unwrap(), m.paged(config.clone(), 8).unwrap());
-    let seat = seated.open().unwrap();
+    let seats = [seated.open().unwrap(), seated.open().unwrap()];
     let mut rng = Rng::new(3);
     // Blocks in an order that is no order.
-    let mut table: Vec<i32> = (0..4).map(|_| placed.allocate_block().unwrap()).collect();
-    table.swap(0, 2);
-    table.swap(1, 3);
-    let mut len = 0usize;
-    for n in [100usize, 1, 27, 3, 1] {
-        let (k, v, q) = (rng.numbers(n * 128), rng.numbers(n * 128), rng.numbers(n * 4 * 64));
-        // The placed batch carries a row of padding in front and one behind.
-        let pad = |x: &[f32], w: usize| [vec![9e9; w], x.to_vec(), vec![-9e9; w]].concat();
+    let blocks: Vec<i32> = (0..8).map(|_| placed.allocate_block().unwrap()).collect();
+    let tables: Vec<i32> = (0..8).map(|i| blocks[(5 * i + 2) % 8]).collect();
+    let mut lens = [0usize; 2];
+    for n in [[100usize, 30], [1, 1], [27, 70], [3, 2], [1, 0], [0, 25]] {
+        let rows = n[0] + n[1];
+        let (k, v, q) = (rng.numbers(rows * 128), rng.numbers(rows * 128), rng.numbers(rows * 256));
+        // In the placed batch a row of padding stands before each sequence and one behind it.
+        let pad = |x: &[f32], w: usize| {
+            let (a, b) = x.split_at(n[0] * w);
+            [vec![9e9; w], a.to_vec(), vec![-9e9; 2 * w], b.to_vec(), vec![7e9; w]].concat()
+        };
         let (kp, vp, qp) = (pad(&k, 128), pad(&v, 128), pad(&q, 256));
-        let slots: Vec<i64> = (0..n + 2)
-            .map(|r| {
-                if r == 0 || r == n + 1 {
-                    -1
-                } else {
-                    let t = len + r - 1;
-                    table[t / 64] as i64 * 64 + (t % 64) as i64
-                }
-            })
-            .collect();
-        seated.reserve(seat, n).unwrap();
-        seated.begin_step(&Batch::new(&[seat], &[0, n as i32])).unwrap();
-        let lens = [(len + n) as i32];
-        placed.begin_slots(&SlotBatch::new(&[0, n as i32 + 2], &lens, &table, &slots)).unwrap();
-        len += n;
-        let mut outs = vec![];
+        let mut slots = vec![];
+        for i in 0..2 {
+            slots.push(-1);
+            let at =
+                (lens[i]..lens[i] + n[i]).map(|t| (tables[4 * i + t / 64] as usize * 64 + t % 64) as i64);
+            slots.extend(at);
+            slots.push(-1);
+            lens[i] += n[i];
+            seated.reserve(seats[i], n[i]).unwrap();
+        }
+        seated.begin_step(&Batch::new(&seats, &[0, n[0] as i32, rows as i32])).unwrap();
+        let starts = [0, n[0] as i32 + 2, rows as i32 + 4];
+        let after = lens.map(|l| l as i32);
+        placed.begin_slots(&SlotBatch::new(&starts, &after, &tables, &slots)).unwrap();
+        let mut answers = vec![];
         for (cache, k, v, q) in [(&mut seated, &k, &v, &q), (&mut placed, &kp, &vp, &qp)] {
-            machine::append(m, cache, 0, k, v).unwrap();
-            outs.push(Query::new::<M>(q, 4).attend(m, cache, 0).unwrap());
+            let query = Query::new::<M>(q, 4);
+            answers.push(if rows > 20 {
+                query.prefill(m, cache, 0, k, v).unwrap()
+            } else {
+                machine::append(m, cache, 0, k, v).unwrap();
+                query.attend(m, cache, 0).unwrap()
+            });
         }
-        let (out, lse) = (&outs[1].out, &outs[1].lse);
-        assert!(out[256..].iter().any(|x| *x != 0.0));
-        assert_eq!(&out[256..256 * (n + 1)], &outs[0].out[..]);
-        assert_eq!(&lse[4..4 * (n + 1)], &outs[0].lse[..]);
-        for x in out[..256].iter().chain(&out[256 * (n + 1)..]) {
-            assert!(if M::CLEARS { *x == 0.0 } else { x.is_nan() }, "a row of padding has {x}");
+        let (want, got) = (&answers[0], &answers[1]);
+        assert!(want.out.chunks(256).all(|row| row.iter().any(|x| *x != 0.0)), "a row of zeros");
+        let real: Vec<usize> = (0..rows).map(|r| if r < n[0] { r + 1 } else { r + 3 }).collect();
+        for (r, at) in real.iter().enumerate() {
+            assert_eq!(got.out[256 * at..][..256], want.out[256 * r..][..256], "{n:?}, row {r}");
+            assert_eq!(got.lse[4 * at..][..4], want.lse[4 * r..][..4], "{n:?}, row {r}");
         }
-        for x in lse[..4].iter().chain(&lse[4 * (n + 1)..]) {
-            assert!(if M::CLEARS { *x == f32::NEG_INFINITY } else { x.is_nan() }, "an LSE of padding is {x}");
+        for r in (0..rows + 4).filter(|r| !real.contains(r)) {
+            let (out, lse) = (&got.out[256 * r..][..256], &got.lse[4 * r..][..4]);
+            if M::CLEARS {
+                assert!(out.iter().all(|x| *x == 0.0) && lse.iter().all(|x| *x == f32::NEG_INFINITY));
+            } else {
+                assert!(out.iter().chain(lse).all(|x| x.is_nan()), "row {r} of padding was written");
+            }
         }
     }
 }

@@ -1,7 +1,10 @@
 //! NaN, infinity, huge, constant and all-zero values: defined results, never an error.
 
-use crate::formats::{Rng, formats};
+use crate::formats::{Rng, distance, formats};
+use crate::host::Host;
 use crate::machine::{self, Machine, Query};
+use crate::reference::{Problem, worst};
+use half::f16;
 use qkv::cache::{Batch, Seat};
 use qkv::*;
 
@@ -170,6 +173,62 @@ pub(crate) fn zero_constant_and_huge_values<M: Machine>(m: &M) {
         assert!(k.iter().chain(&v).all(|x| x.is_finite() || format == Format::Bf16), "huge, {format:?}");
         if format.as_affine().is_some_and(|a| a.rotate.is_none()) || format == Format::F16 {
             assert_eq!(c.stats().clamped_values, 2, "{format:?}");
+        }
+    }
+}
+
+/// Ranges whose step no f16 holds: pairs saturate, and attention sees what the cache says it holds.
+pub(crate) fn ranges_beyond_f16<M: Machine>(m: &M) {
+    let mut rng = Rng::new(9);
+    for format in formats(D, false) {
+        let (mut c, seat) = cache(m, format, format);
+        let huge = |rng: &mut Rng| {
+            (0..N * D)
+                .map(|_| rng.pick(&[-65_000.0, 65_000.0, -60_000.0, 40_000.0, 3.0]))
+                .collect::<Vec<f32>>()
+        };
+        let (k, v) = (huge(&mut rng), huge(&mut rng));
+        step(m, &mut c, seat, &k, &v);
+        // Small queries, so that not one token takes all.
+        let q: Vec<f32> = rng.numbers(2 * D).iter().map(|x| f16::from_f32(x * 2e-5).to_f32()).collect();
+        for prefill in [false, true] {
+            let (mut tokens, (k, v)) = (held(m, &c, seat), (&k[..D], &v[..D]));
+            let (out, lse) = if prefill {
+                c.reserve(seat, 1).unwrap();
+                c.begin_step(&Batch::new(&[seat], &[0, 1])).unwrap();
+                let answer = Query::new::<M>(&q, 2).prefill(m, &mut c, 0, k, v).unwrap();
+                let new = |x: &[f32]| Host::new(M::QUERIES[0], x).f32();
+                tokens.0.extend(new(k));
+                tokens.1.extend(new(v));
+                (answer.out, answer.lse)
+            } else {
+                let answer = ask(m, &mut c, seat, (k, v), &q);
+                tokens = held(m, &c, seat);
+                answer
+            };
+            let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+            let (q, k, v) = (wide(&q), wide(&tokens.0), wide(&tokens.1));
+            let problem = Problem {
+                q: &q,
+                k: &k,
+                v: &v,
+                query_heads: 2,
+                kv_heads: 1,
+                key_dim: D,
+                value_dim: D,
+                scale: 1.0 / (D as f64).sqrt(),
+                softcap: None,
+                sliding_window: None,
+                sink_logits: None,
+                bidirectional: &[],
+                causal: true,
+            };
+            let (want, want_lse) = problem.solve();
+            assert!(want.iter().chain(&want_lse).all(|x| x.is_finite()), "{format:?} holds no numbers");
+            let far = distance(&out, &want);
+            assert!(far <= M::ERROR, "{format:?}, prefill {prefill}: {far:e} from f64");
+            let lse = worst(&lse, &want_lse).unwrap_or(f64::INFINITY);
+            assert!(lse <= 2.0 * M::ERROR * want_lse[0].abs().max(1.0), "{format:?}: LSE {lse:e}");
         }
     }
 }

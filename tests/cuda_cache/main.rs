@@ -58,6 +58,7 @@ on!(
     a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels,
     a_sliding_window_hides_nan,
     zero_constant_and_huge_values,
+    ranges_beyond_f16,
     the_largest_head_is_one_group_for_every_fit,
     huge_values_are_clamped_by_an_f16_window
 );

@@ -262,6 +262,17 @@ impl Simulator {
         self.text(|out| self.function::<extern "C" fn(*mut *mut c_char) -> i32>(c"ptxsim_take_calls")(out))
     }
 
+    /// Bytes that are allocated on the device of this thread's context. `cuMemGetInfo` also tells what the host has left.
+    ///
+    /// # Panics
+    /// If no context is current.
+    pub fn used_bytes(&self) -> u64 {
+        let mut used = 0u64;
+        let code = self.function::<extern "C" fn(*mut u64) -> i32>(c"ptxsim_used")(&mut used);
+        assert_eq!(code, 0, "no context is current");
+        used
+    }
+
     /// Faults in launches that this thread submitted, since the last call.
     pub fn take_faults(&self) -> Vec<Fault> {
         self.take(c"ptxsim_take_reports", 0)

@@ -1,4 +1,4 @@
-//! Attention on the device: what must not leak, what is refused, what it costs.
+//! Attention on the device: what must not leak, what it costs.
 
 use super::{config, own};
 use crate::gpu::{Gpu, Host, Random, contiguous};
@@ -9,31 +9,35 @@ use qkv::cuda::launch::{
     DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, attend, attend_workspace, begin_step,
     page_bytes, read_status,
 };
-use qkv::cuda::{CacheStatus, DeviceSliceMut};
-use qkv::{AttendParams, CacheConfig, Dtype, Error, Seat, TensorMut};
+use qkv::{AttendParams, CacheConfig, Dtype, Seat, TensorMut};
 
 /// A cache on the device that is told lengths instead of tokens: its memory holds what the test put there.
-struct Still {
+pub(super) struct Still {
     config: CacheConfig,
-    layer: Layer,
-    lengths: CudaSlice<i32>,
-    status: CudaSlice<u64>,
-    step: CudaSlice<i32>,
-    slots: CudaSlice<i64>,
-    seats: CudaSlice<i32>,
-    starts: CudaSlice<i32>,
-    tables: CudaSlice<i32>,
-    workspace: CudaSlice<f32>,
+    pub(super) layer: Layer,
+    pub(super) lengths: CudaSlice<i32>,
+    pub(super) status: CudaSlice<u64>,
+    pub(super) step: CudaSlice<i32>,
+    pub(super) slots: CudaSlice<i64>,
+    pub(super) seats: CudaSlice<i32>,
+    pub(super) starts: CudaSlice<i32>,
+    pub(super) tables: CudaSlice<i32>,
+    pub(super) workspace: CudaSlice<f32>,
     blocks: usize,
     sequences: usize,
 }
 
 impl Still {
     /// Sequences of `len` tokens, one new; their blocks in an order that is no order.
-    fn new(gpu: &Gpu, config: CacheConfig, lens: &[usize]) -> Self {
+    pub(super) fn new(gpu: &Gpu, config: CacheConfig, lens: &[usize]) -> Self {
+        let blocks = lens.len() * config.max_tokens.div_ceil(64);
+        Self::with_blocks(gpu, config, lens, blocks)
+    }
+
+    /// The same with so many blocks, which sequences may have in common.
+    pub(super) fn with_blocks(gpu: &Gpu, config: CacheConfig, lens: &[usize], blocks: usize) -> Self {
         let n = lens.len();
         let width = config.max_tokens.div_ceil(64);
-        let blocks = n * width;
         let residual = config.residual;
         let pairs: Vec<i32> = lens
             .iter()
@@ -43,7 +47,7 @@ impl Still {
             })
             .collect();
         let step = (0..).map(|i| 2 * i + 1).find(|s| gcd(*s, blocks) == 1 && *s > 6).unwrap();
-        let tables: Vec<i32> = (0..blocks).map(|i| (i * step % blocks) as i32).collect();
+        let tables: Vec<i32> = (0..n * width).map(|i| (i * step % blocks) as i32).collect();
         let layer = Twins::new(gpu, config.clone(), blocks).layer;
         Self {
             layer,
@@ -62,7 +66,7 @@ impl Still {
     }
 
     /// Pages of codes, pairs and scales that are small numbers in every format.
-    fn filled(mut self, gpu: &Gpu) -> Self {
+    pub(super) fn filled(mut self, gpu: &Gpu) -> Self {
         let mut random = Random::new(11);
         let n = self.blocks * self.config.block_bytes().unwrap();
         let bytes: Vec<u8> = (0..n).map(|_| random.bits() as u8 & 0x3b).collect();
@@ -71,7 +75,7 @@ impl Still {
     }
 
     /// One step of one token a sequence; counts launches from its attention on.
-    fn attend(&mut self, gpu: &Gpu, group: usize, q: &[f32]) -> Vec<f32> {
+    pub(super) fn attend(&mut self, gpu: &Gpu, group: usize, q: &[f32]) -> Vec<f32> {
         let c = self.config.clone();
         let n = self.sequences;
         let q = Host::new(Dtype::F16, q).up(gpu);
@@ -288,72 +292,4 @@ fn equal_steps_have_equal_bits() {
     let first = run();
     assert!(first.iter().all(|x| x.is_finite() && *x != 0.0), "{first:?}");
     assert_eq!(first, run());
-}
-
-#[test]
-fn what_attend_refuses() {
-    let gpu = Gpu::new();
-    let (key, value) = CacheConfig::default_formats(qkv::Bits::B4, 64);
-    let c = config(key, value, 2, 64).with_capacity(1, 512);
-    let mut still = Still::new(&gpu, c.clone(), &[100]);
-    let batch = DeviceBatch::seats((&still.seats).into(), (&still.starts).into(), (&still.tables).into(), 1);
-    let step = StepMemory {
-        lengths: (&mut still.lengths).into(),
-        step: (&mut still.step).into(),
-        slots: (&mut still.slots).into(),
-        status: (&mut still.status).into(),
-    };
-    let memory = still.layer.memory(&c);
-    let data = Host::new(Dtype::F16, &vec![0.0; 80 * 64]).up(&gpu);
-    let wide = Host::new(Dtype::F32, &vec![0.0; 4 * 64]).up(&gpu);
-    let mut out = gpu.zeros::<f32>(80 * 64);
-    let ranges = gpu.up(&[0i32, 4]);
-    let plain = DeviceAttendParams::new();
-    let mut call = |heads: usize,
-                    dim: usize,
-                    queries: usize,
-                    params: &DeviceAttendParams<'_>,
-                    f32_q: bool,
-                    short: usize| {
-        let q = if f32_q {
-            wide.view(contiguous([1, heads, dim]))
-        } else {
-            data.view(contiguous([1, heads, dim]))
-        };
-        let mut workspace = gpu.zeros::<f32>(attend_workspace(&gpu.device, &c).unwrap() - short);
-        attend(
-            &gpu.device,
-            gpu.raw(),
-            &c,
-            0,
-            &q,
-            params,
-            queries,
-            &batch,
-            &memory,
-            &step,
-            &mut qkv::cuda::DeviceTensorMut::thd(DeviceSliceMut::from(&mut out), [1, heads, 64]).unwrap(),
-            None,
-            (&mut workspace).into(),
-        )
-    };
-    type Wanted = fn(&Error) -> bool;
-    let unsupported: Wanted = |e| matches!(e, Error::Unsupported { .. });
-    let cases: [(usize, usize, usize, DeviceAttendParams<'_>, bool, usize, Wanted); 8] = [
-        (3, 64, 1, plain, false, 0, unsupported),
-        (4, 32, 1, plain, false, 0, |e| matches!(e, Error::Shape { what: "q", .. })),
-        (4, 64, 0, plain, false, 0, unsupported),
-        (4, 64, 1, plain, true, 0, unsupported),
-        (4, 64, 1, plain.with_softcap(-1.0), false, 0, unsupported),
-        (4, 64, 1, plain.with_scale(f32::NAN), false, 0, unsupported),
-        (4, 64, 1, plain.with_bidirectional((&ranges).into()), false, 0, unsupported),
-        (4, 64, 1, plain, false, 1, |e| matches!(e, Error::Length { what: "workspace", .. })),
-    ];
-    for (i, (heads, dim, queries, params, f32_q, short, wanted)) in cases.into_iter().enumerate() {
-        let e = call(heads, dim, queries, &params, f32_q, short).unwrap_err();
-        assert!(wanted(&e), "case {i}: {e}");
-    }
-    call(4, 64, 1, &plain, false, 0).unwrap();
-    gpu.stream.synchronize().unwrap();
-    assert_eq!(read_status(gpu.down(&still.status).try_into().unwrap()), CacheStatus::default());
 }

@@ -1,9 +1,11 @@
 //! Attention over a cache on the device: against f64 over the decoded values, and against the CPU's cache.
 
 mod edges;
+mod refused;
+mod schedule;
 
 use crate::caches::any_format;
-use crate::gpu::{Gpu, Host, Random, layout};
+use crate::gpu::{self, Gpu, Host, Random, layout};
 use crate::layer::Twins;
 use cudarc::driver::CudaSlice;
 use qkv::cuda::launch::{DeviceAttendParams, attend, attend_workspace};
@@ -130,8 +132,9 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
         let values: Vec<f32> = inner.normals(n).iter().map(|x| x * case.sharpness).collect();
         let q = Host::new(query_dtype, &values);
         let (out_shape, out_n) = layout(&mut inner, [a.rows, query_heads, c.value_dim]);
-        let mut out = Host::new(Dtype::F32, &vec![0f32; out_n]).up(gpu);
-        let mut lse: CudaSlice<f32> = gpu.up(&vec![f32::NEG_INFINITY; a.rows * query_heads]);
+        // What is there already must stay where no row is.
+        let mut out = Host::new(Dtype::F32, &vec![7f32; out_n]).up(gpu);
+        let mut lse: CudaSlice<f32> = gpu.up(&vec![7f32; a.rows * query_heads]);
         // What a workspace holds does not matter.
         let mut workspace = gpu.up(&vec![f32::NAN; attend_workspace(&gpu.device, c).unwrap()]);
         let memory = q.up(gpu);
@@ -177,8 +180,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
     });
     let (q, shape, got, out_shape, got_lse, cpu_out, cpu_lse) = state.unwrap();
     let read = |h: &Host, s: &qkv::Shape, t: usize, head: usize, dim: usize| -> Vec<f64> {
-        let row = t / s.batch_tokens * s.strides[0] + t % s.batch_tokens * s.strides[1] + head * s.strides[2];
-        let at = (0..dim).map(|d| row + d * s.strides[3]);
+        let at = (0..dim).map(|d| gpu::row(s, t, head) + d * s.strides[3]);
         match h {
             Host::F16(x) => at.map(|i| x[i].to_f64()).collect(),
             Host::Bf16(x) => at.map(|i| x[i].to_f64()).collect(),
@@ -186,6 +188,13 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
         }
     };
     let starts = twins.last_rows.clone();
+    let rows = got_lse.len() / query_heads;
+    let real = |t: usize| starts.iter().zip(&case.new).any(|(s, n)| (*s..s + n).contains(&t));
+    for (t, head) in (0..rows).filter(|t| !real(*t)).flat_map(|t| (0..query_heads).map(move |h| (t, h))) {
+        let out = read(&got, &out_shape, t, head, c.value_dim);
+        let left = got_lse[t * query_heads + head] == 7.0 && out.iter().all(|x| *x == 7.0);
+        assert!(left, "row {t} belongs to no sequence: {}", describe(case));
+    }
     let (mut exact, mut rounded, mut device, mut cpu) = (vec![], vec![], vec![], vec![]);
     let mut lse_error = 0f64;
     for (i, seat) in seats.iter().enumerate() {
@@ -396,6 +405,21 @@ fn lengths_around_every_boundary() {
                     findings.check(&gpu, &case, &mut random);
                 }
             }
+        }
+    }
+}
+
+/// A sequence without new tokens among others: its rows are none, theirs are not moved.
+#[test]
+fn sequences_without_new_tokens() {
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    for (i, (key, value)) in own(64).into_iter().enumerate() {
+        for new in [[0, 1, 2], [1, 0, 0], [3, 0, 1]] {
+            let mut random = Random::new(70 + i as u64);
+            let mut case =
+                Case::new(config(key, value, 1, 64), random.pick(&[1, 2, 8]), &[200, 70, 140], &new);
+            case.pad = i % 2 == 0;
+            findings.check(&gpu, &case, &mut random);
         }
     }
 }

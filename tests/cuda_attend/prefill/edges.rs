@@ -1,14 +1,14 @@
-//! What is no number, what must not leak, what is refused or counted, what it costs.
+//! What is no number, what must not leak, what is counted, what it costs.
 
 use super::{Params, Step, Strided, agree, distance};
 use crate::gpu::{Gpu, Host, Random, contiguous};
 use crate::layer::Twins;
 use half::f16;
-use qkv::cuda::launch::{DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, prefill, read_status};
-use qkv::{Affine, Bits, CacheConfig, Dtype, Error, Format, Fp8, Granularity, Seat};
+use qkv::cuda::launch::read_status;
+use qkv::{Affine, Bits, CacheConfig, Dtype, Format, Fp8, Granularity, Seat};
 
 /// One sequence of `old` tokens and a step of `n`, 4 bits, 64 channels, one kv head and a group of 2.
-fn simple(gpu: &Gpu, random: &mut Random, config: CacheConfig, old: usize) -> (Twins, Vec<Seat>) {
+pub(super) fn simple(gpu: &Gpu, random: &mut Random, config: CacheConfig, old: usize) -> (Twins, Vec<Seat>) {
     let mut twins = Twins::new(gpu, config, 16);
     twins.wild = false;
     let seats = vec![twins.cpu.open().unwrap()];
@@ -18,7 +18,7 @@ fn simple(gpu: &Gpu, random: &mut Random, config: CacheConfig, old: usize) -> (T
     (twins, seats)
 }
 
-fn four_bits() -> CacheConfig {
+pub(super) fn four_bits() -> CacheConfig {
     CacheConfig::new(1, 1, 64).with_bits(Bits::B4).with_residual(Some(32)).with_capacity(1, 640)
 }
 
@@ -132,63 +132,6 @@ fn rows_beyond_the_given_length_and_missing_pages_are_counted() {
     assert!(got.rows(0, 1).iter().all(|x| x.is_finite()));
     let status = read_status(gpu.down(&twins.status).try_into().unwrap());
     assert_eq!(status.missing_blocks, 2);
-}
-
-#[test]
-fn what_does_not_fit_is_refused_with_the_reason() {
-    let gpu = Gpu::new();
-    let mut random = Random::new(6400);
-    let (mut twins, _) = simple(&gpu, &mut random, four_bits(), 0);
-    let (ids, start, tables) = (gpu.up(&[0i32]), gpu.up(&[0i32, 4]), gpu.up(&[-1i32; 10]));
-    let batch = DeviceBatch::seats((&ids).into(), (&start).into(), (&tables).into(), 4);
-    let (mut words, mut slots) = (gpu.zeros::<i32>(STEP_WORDS), gpu.zeros::<i64>(4));
-    let (x, wide) = (gpu.zeros::<f16>(4 * 4 * 272), gpu.zeros::<f32>(4 * 2 * 64));
-    let (mut o, mut lse) = (gpu.zeros::<f32>(4 * 4 * 272), gpu.zeros::<f32>(7));
-    let mut run = |config: &CacheConfig,
-                   heads: usize,
-                   d: usize,
-                   f32_query: bool,
-                   with_lse: bool,
-                   params: &DeviceAttendParams<'_>| {
-        let view = |h: usize| qkv::cuda::DeviceTensor::new(&x, contiguous([4, h, d])).unwrap();
-        let q = if f32_query {
-            qkv::cuda::DeviceTensor::new(&wide, contiguous([4, 2, 64])).unwrap()
-        } else {
-            view(heads)
-        };
-        let mut out = qkv::cuda::DeviceTensorMut::new(&mut o, contiguous([4, heads, d])).unwrap();
-        let s = StepMemory {
-            lengths: (&mut twins.lengths).into(),
-            step: (&mut words).into(),
-            slots: (&mut slots).into(),
-            status: (&mut twins.status).into(),
-        };
-        let l = twins.layer.memory(&four_bits());
-        let lse = with_lse.then_some((&mut lse).into());
-        let (k, v) = (view(1), view(1));
-        prefill(&gpu.device, gpu.raw(), config, 0, &q, &k, &v, params, 4, &batch, &l, &s, &mut out, lse)
-    };
-    let (config, none) = (four_bits(), DeviceAttendParams::new());
-    assert!(run(&config, 2, 64, false, false, &none).is_ok());
-    assert!(matches!(run(&config, 2, 64, true, false, &none), Err(Error::Unsupported { what: "q", .. })));
-    assert!(matches!(run(&config, 2, 64, false, true, &none), Err(Error::Length { what: "lse", .. })));
-    assert!(matches!(run(&config, 2, 80, false, false, &none), Err(Error::Shape { what: "q", .. })));
-    let large = CacheConfig::new(1, 1, 272).with_bits(Bits::B4);
-    assert!(matches!(
-        run(&large, 2, 272, false, false, &none),
-        Err(Error::Unsupported { what: "head dim", .. })
-    ));
-    let bad = none.with_softcap(-1.0);
-    assert!(matches!(
-        run(&config, 2, 64, false, false, &bad),
-        Err(Error::Unsupported { what: "softcap", .. })
-    ));
-    let logits = gpu.zeros::<f32>(3);
-    let bad = none.with_sink_logits((&logits).into());
-    assert!(matches!(
-        run(&config, 2, 64, false, false, &bad),
-        Err(Error::Length { what: "sink_logits", .. })
-    ));
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod cases;
 mod edges;
+mod refused;
 
 use crate::gpu::{Gpu, Host, Memory, Random, contiguous, layout, row};
 use crate::layer::Twins;

@@ -188,6 +188,12 @@ api! {
         let text = json(&super::CALLS.take())?;
         give(&mut driver().lock(), out, text)
     }
+    fn ptxsim_used(out: usize) {
+        host::need(out)?;
+        let guard = driver().lock();
+        let context = guard.usable()?;
+        host::put(out, guard.device_of(context)?.memory.used())
+    }
     fn ptxsim_free(text: usize) {
         match driver().lock().texts.remove(&text) {
             Some(_) => Ok(()),
