@@ -21,129 +21,11 @@ pub struct TestArgs {
     quick: bool,
 }
 
-/// A part: its name, cargo's arguments, and whether `--quick` has it.
-type Part = (&'static str, &'static [&'static str], bool);
-
-/// Everything runs in the release profile: the kernels are several times slower with less optimisation, and all parts
-/// share their build with this program.
-const PARTS: [Part; 6] = [
-    ("format", &["fmt", "--all", "--check"], true),
-    (
-        "lints",
-        &[
-            "clippy",
-            "--release",
-            "--workspace",
-            "--all-targets",
-            "--features",
-            "qkv-candle/llama",
-            "--",
-            "-D",
-            "warnings",
-        ],
-        true,
-    ),
-    (
-        "unit tests",
-        &["test", "--release", "--no-fail-fast", "--workspace", "--features", "qkv-candle/llama", "--lib"],
-        true,
-    ),
-    (
-        "tests, golden ones too, and examples",
-        &[
-            "test",
-            "--release",
-            "--no-fail-fast",
-            "--workspace",
-            "--features",
-            "qkv-candle/llama",
-            "--bins",
-            // All but those that need the CUDA feature.
-            "--test",
-            "[!c]*",
-            "--test",
-            "c[!u]*",
-            "--examples",
-        ],
-        false,
-    ),
-    (
-        "documentation",
-        &[
-            "doc",
-            "--release",
-            "--no-deps",
-            "-p",
-            "qkv",
-            "-p",
-            "qkv-candle",
-            "-p",
-            "ptxsim",
-            "--features",
-            "qkv-candle/llama",
-        ],
-        false,
-    ),
-    (
-        "documentation's examples",
-        &["test", "--release", "--workspace", "--doc", "--features", "qkv-candle/llama"],
-        false,
-    ),
-];
-
-/// Parts that need the CUDA feature. Without a GPU they run on the stand-in for the
-/// driver, which checks every access; the last two with newer instructions, and with warps, blocks and streams in another order.
-const CUDA_PARTS: [CudaPart; 6] = [
-    CudaPart {
-        name: "lints, CUDA",
-        args: &[
-            "clippy",
-            "--release",
-            "-p",
-            "qkv",
-            "--features",
-            "cuda",
-            "--all-targets",
-            "--",
-            "-D",
-            "warnings",
-        ],
-        variable: None,
-        quick: true,
-    },
-    CudaPart { name: "CUDA", args: &CUDA_TESTS, variable: None, quick: true },
-    CudaPart {
-        name: "documentation's examples, CUDA",
-        args: &["test", "--release", "-p", "qkv", "--features", "cuda", "--doc"],
-        variable: None,
-        quick: false,
-    },
-    CudaPart {
-        name: "CUDA, compute capability 9.0",
-        args: &CUDA_TESTS,
-        variable: Some(("PTXSIM_CC", "90")),
-        quick: false,
-    },
-    CudaPart {
-        name: "CUDA, shuffled",
-        args: &CUDA_TESTS,
-        variable: Some(("PTXSIM_OPTIONS", "seed=7,delay=on")),
-        quick: false,
-    },
-    CudaPart {
-        name: "documentation, CUDA",
-        args: &["doc", "--release", "--no-deps", "-p", "qkv", "--features", "cuda"],
-        // As docs.rs builds it: without nvcc. Last, since it replaces the images.
-        variable: Some(("DOCS_RS", "1")),
-        quick: false,
-    },
-];
-
-/// A part that needs the CUDA feature.
+/// A part of the checks: one run of cargo.
 #[derive(Debug, Clone, Copy)]
-struct CudaPart {
+struct Part {
     name: &'static str,
-    /// cargo's arguments.
+    /// cargo's arguments; `FEATURES` and what follows come behind the first of them.
     args: &'static [&'static str],
     /// A variable of its environment.
     variable: Option<(&'static str, &'static str)>,
@@ -151,8 +33,83 @@ struct CudaPart {
     quick: bool,
 }
 
-const CUDA_TESTS: [&str; 8] =
-    ["test", "--release", "--no-fail-fast", "-p", "qkv", "--features", "cuda", "--test=cuda*"];
+/// All features. Everything runs with them and in the release profile, so that all parts share one build: the kernels of both sides are
+/// several times slower with less optimisation.
+const FEATURES: [&str; 3] = ["--release", "--features", "qkv-candle/llama,qkv/cuda"];
+
+/// That the library is whole without features is what the build of this program shows, and these lints.
+const FORMAT: [Part; 2] = [
+    Part { name: "format", args: &["fmt", "--all", "--check"], variable: None, quick: true },
+    Part {
+        name: "lints without features",
+        args: &["clippy", "--release", "-p", "qkv", "--lib", "--", "-D", "warnings"],
+        variable: None,
+        quick: true,
+    },
+];
+
+/// Parts that need a CUDA toolkit, but no GPU: without one the CUDA tests run on the stand-in for the driver, which checks every
+/// access; the last two of them with newer instructions, and with warps, blocks and streams in another order.
+const PARTS: [Part; 7] = [
+    Part {
+        name: "lints",
+        args: &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"],
+        variable: None,
+        quick: true,
+    },
+    Part {
+        name: "unit tests",
+        args: &["test", "--no-fail-fast", "--workspace", "--lib"],
+        variable: None,
+        quick: true,
+    },
+    Part {
+        name: "tests, golden ones too, and examples",
+        // All but those of CUDA.
+        args: &[
+            "test",
+            "--no-fail-fast",
+            "--workspace",
+            "--bins",
+            "--test",
+            "[!c]*",
+            "--test",
+            "c[!u]*",
+            "--examples",
+        ],
+        variable: None,
+        quick: false,
+    },
+    Part { name: "CUDA", args: &CUDA_TESTS, variable: None, quick: true },
+    Part {
+        name: "CUDA, compute capability 9.0",
+        args: &CUDA_TESTS,
+        variable: Some(("PTXSIM_CC", "90")),
+        quick: false,
+    },
+    Part {
+        name: "CUDA, shuffled",
+        args: &CUDA_TESTS,
+        variable: Some(("PTXSIM_OPTIONS", "seed=7,delay=on")),
+        quick: false,
+    },
+    Part {
+        name: "documentation's examples",
+        args: &["test", "--workspace", "--doc"],
+        variable: None,
+        quick: false,
+    },
+];
+
+/// As docs.rs builds it: without nvcc. After all that need the images, which it replaces.
+const DOCUMENTATION: Part = Part {
+    name: "documentation",
+    args: &["doc", "--no-deps", "-p", "qkv", "-p", "qkv-candle", "-p", "ptxsim"],
+    variable: Some(("DOCS_RS", "1")),
+    quick: false,
+};
+
+const CUDA_TESTS: [&str; 4] = ["test", "--no-fail-fast", "--workspace", "--test=cuda*"];
 
 /// Architectures of the tests' kernels: the oldest, and the newest whose PTX adds instructions.
 const CUDA_ARCHITECTURES: &str = "80,90";
@@ -166,65 +123,63 @@ const LIMITS: [(&str, f64); 5] = [("f16", 1e-5), ("8", 1e-4), ("4", 0.004), ("3"
 /// # Errors
 /// If a part failed: the message names it.
 pub fn run(args: &TestArgs) -> Result<()> {
-    let mut done: Vec<(&str, Result<()>, Duration)> = Vec::new();
-    for (name, cargo_args, quick) in PARTS {
-        if args.quick && !quick {
-            continue;
-        }
-        eprintln!("\n== {name}: cargo {}", cargo_args.join(" "));
-        let start = Instant::now();
-        done.push((name, cargo(cargo_args), start.elapsed()));
+    let mut done = Done::default();
+    for part in FORMAT {
+        done.add(part.name, || finish(&mut command(part.args)));
     }
-    cuda_parts(args.quick, &mut done);
+    let mut toolkit = None;
+    done.add("CUDA toolkit", || Toolkit::obtain().map(|t| toolkit = Some(t)));
+    if let Some(toolkit) = toolkit {
+        let with_features = |part: Part, done: &mut Done| {
+            if args.quick && !part.quick {
+                return;
+            }
+            let arguments = [&part.args[..1], &FEATURES, &part.args[1..]].concat();
+            let mut command = command(&arguments);
+            command.envs(part.variable);
+            done.add(part.name, || finish(toolkit.apply(&mut command, CUDA_ARCHITECTURES)));
+        };
+        PARTS.iter().for_each(|part| with_features(*part, &mut done));
+        if !args.quick {
+            done.add("SASS budget", || sass::run(&sass::SassArgs { known: true, ..Default::default() }));
+        }
+        with_features(DOCUMENTATION, &mut done);
+    }
     if !args.quick {
-        eprintln!("\n== quality of one window");
-        let start = Instant::now();
-        done.push(("quality of one window", one_window(), start.elapsed()));
+        done.add("quality of one window", one_window);
     }
-    let mut table = Table::new(["part", "result", "seconds"]);
-    for (name, result, time) in &done {
-        let said = result.as_ref().map_or_else(|e| format!("{e:#}"), |()| "ok".into());
-        table.row([name.to_string(), said, format!("{:.0}", time.as_secs_f64())]);
-    }
-    println!("\n{}", table.markdown());
-    let failed: Vec<&str> = done.iter().filter(|d| d.1.is_err()).map(|d| d.0).collect();
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
-    }
-    Ok(())
+    done.report()
 }
 
-/// The CUDA parts, after a toolkit was found or installed.
-fn cuda_parts(quick: bool, done: &mut Vec<(&'static str, Result<()>, Duration)>) {
-    let start = Instant::now();
-    let toolkit = match Toolkit::obtain() {
-        Ok(t) => {
-            done.push(("CUDA toolkit", Ok(()), start.elapsed()));
-            t
-        }
-        Err(e) => return done.push(("CUDA toolkit", Err(e), start.elapsed())),
-    };
-    for part in CUDA_PARTS.iter().filter(|p| p.quick || !quick) {
-        if part.variable == Some(("DOCS_RS", "1")) {
-            // Before that part replaces the images, which the tests have built.
-            eprintln!("\n== SASS budget: cargo xtask sass");
-            let start = Instant::now();
-            done.push(("SASS budget", sass::run(&sass::SassArgs::default()), start.elapsed()));
-        }
-        eprintln!("\n== {}: cargo {}", part.name, part.args.join(" "));
-        let start = Instant::now();
-        let mut command = command(part.args);
-        command.envs(part.variable);
-        let result = finish(toolkit.apply(&mut command, CUDA_ARCHITECTURES));
-        done.push((part.name, result, start.elapsed()));
-    }
-}
+/// The parts that ran.
+#[derive(Default)]
+struct Done(Vec<(&'static str, Result<()>, Duration)>);
 
-fn cargo(args: &[&str]) -> Result<()> {
-    finish(&mut command(args))
+impl Done {
+    fn add(&mut self, name: &'static str, part: impl FnOnce() -> Result<()>) {
+        eprintln!("\n== {name}");
+        let start = Instant::now();
+        let result = part();
+        self.0.push((name, result, start.elapsed()));
+    }
+
+    fn report(&self) -> Result<()> {
+        let mut table = Table::new(["part", "result", "seconds"]);
+        for (name, result, time) in &self.0 {
+            let said = result.as_ref().map_or_else(|e| format!("{e:#}"), |()| "ok".into());
+            table.row([name.to_string(), said, format!("{:.0}", time.as_secs_f64())]);
+        }
+        println!("\n{}", table.markdown());
+        let failed: Vec<&str> = self.0.iter().filter(|d| d.1.is_err()).map(|d| d.0).collect();
+        if !failed.is_empty() {
+            bail!("failed: {}", failed.join(", "));
+        }
+        Ok(())
+    }
 }
 
 fn command(args: &[&str]) -> Command {
+    eprintln!("cargo {}", args.join(" "));
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command.args(args).current_dir(model::root()).env("RUSTDOCFLAGS", "-D warnings");

@@ -116,6 +116,18 @@ pub const PREFILL: [(f64, &str); 2] =
 /// The prefill kernel that this is asserted of; others are printed.
 pub const PREFILL_KERNEL: &str = "qkv_prefill_128_128";
 
+/// What is over its goal today, and by how much at most: it may become better, not worse, until somebody brings it down. `cargo xtask
+/// sass` fails for all of it.
+pub const KNOWN: [(&str, f64); 0] = [];
+
+/// Whether a line of what is over the budget, `WHAT: COST, at most GOAL`, is known.
+pub fn is_known(line: &str) -> bool {
+    let Some((what, rest)) = line.rsplit_once(": ") else { return false };
+    let cost: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
+    let cost: f64 = cost.parse().unwrap_or(f64::INFINITY);
+    KNOWN.iter().any(|(known, most)| *known == what && cost <= *most)
+}
+
 impl Row {
     /// The goal of a path on an architecture.
     pub fn goal(&self, integer: bool, architecture: u32) -> Option<f64> {
