@@ -7,7 +7,7 @@ use crate::machine::{Machine, held};
 use cudarc::driver::{CudaGraph, CudaSlice, sys};
 use ptxsim::options::Options;
 use qkv::cuda::{CapturedStep, Cuda, DeviceTensor};
-use qkv::{Batch, Bits, CacheConfig, Error, PagedKvCache, Seat};
+use qkv::{Batch, Bits, CacheConfig, Error, KvCache, PagedKvCache, Seat};
 use std::ops::Range;
 
 const LAYERS: usize = 2;
@@ -157,6 +157,31 @@ fn a_contiguous_cache_is_replayed() {
     }
     assert!(matches!(replayed.advance(&step), Err(Error::Capacity { .. })));
     assert_eq!((replayed.len(0), replayed.len(1)), (128, 128));
+}
+
+/// An engine loads another model meanwhile: that is no reason for a capture to end.
+#[test]
+fn caches_come_and_go_while_another_thread_captures() {
+    let gpu = OnGpu::new();
+    let config = CacheConfig::new(LAYERS, 1, 32).with_bits(Bits::B4).with_capacity(1, 128);
+    let mut cache = gpu.paged(config.clone(), 2).unwrap();
+    let seats = [cache.open().unwrap()];
+    let input = Input::new(&gpu, &config, 1);
+    let step = cache.prepare_capture(&Batch::new(&seats, &[0, 1])).unwrap();
+    let other = gpu.0.device.context().new_stream().unwrap();
+    let (stream, views) = (&gpu.0.stream, input.views());
+    stream.begin_capture(sys::CUstreamCaptureMode_enum::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    cache.capture_step(&step).unwrap();
+    let device = gpu.0.device.clone();
+    let made = std::thread::spawn(move || KvCache::on_device(&device, other, config).map(drop)).join();
+    made.unwrap().unwrap();
+    (0..LAYERS).for_each(|layer| cache.append(layer, &views[0], &views[1]).unwrap());
+    let flags = sys::CUgraphInstantiate_flags_enum::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().expect("a graph");
+    cache.advance(&step).unwrap();
+    graph.launch().unwrap();
+    assert_eq!(cache.len(seats[0]).unwrap(), 1);
+    assert_eq!(cache.device_status().unwrap(), Default::default());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::config::CacheConfig;
 use crate::cuda::device::failed;
 use crate::cuda::{Device, check};
 use crate::error::{Error, Result};
-use cudarc::driver::{CudaContext, result};
+use cudarc::driver::{CudaContext, DriverError, result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicI64, Ordering};
 
@@ -34,8 +34,7 @@ impl DeviceBuffer {
         })?;
         let buffer = Self { context, address, bytes };
         // SAFETY: the memory was just allocated with this size.
-        unsafe { result::memset_d8_sync(address, 0, bytes) }.map_err(failed("device memory"))?;
-        result::ctx::synchronize().map_err(failed("device memory"))?;
+        unsafe { zero(address, bytes) }.map_err(failed("device memory"))?;
         Ok(buffer)
     }
 
@@ -55,6 +54,22 @@ impl Drop for DeviceBuffer {
             let _ = unsafe { result::free_sync(self.address) };
         }
     }
+}
+
+/// Fills memory of the current context with zeros, on a stream of its own, and waits for that. Who waits for the whole context instead
+/// ends the captures of other threads.
+///
+/// # Safety
+/// The memory is there, and nothing else uses it.
+unsafe fn zero(address: u64, bytes: usize) -> std::result::Result<(), DriverError> {
+    let stream = result::stream::create(result::stream::StreamKind::NonBlocking)?;
+    // SAFETY: the caller's.
+    let filled = unsafe { result::memset_d8_async(address, 0, bytes, stream) };
+    // SAFETY: made above.
+    let filled = filled.and_then(|()| unsafe { result::stream::synchronize(stream) });
+    // SAFETY: made above; destroyed once.
+    let gone = unsafe { result::stream::destroy(stream) };
+    filled.and(gone)
 }
 
 /// Page-locked memory of the host, which copies read when the stream comes to them. Written by relaxed atomic stores, since a
