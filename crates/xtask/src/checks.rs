@@ -83,13 +83,13 @@ const PARTS: [Part; 7] = [
     Part { name: "CUDA", args: &CUDA_TESTS, variable: None, quick: true },
     Part {
         name: "CUDA, compute capability 9.0",
-        args: &CUDA_TESTS,
+        args: &CUDA_KERNELS,
         variable: Some(("PTXSIM_CC", "90")),
         quick: false,
     },
     Part {
         name: "CUDA, shuffled",
-        args: &CUDA_TESTS,
+        args: &CUDA_ORDERS,
         variable: Some(("PTXSIM_OPTIONS", "seed=7,delay=on")),
         quick: false,
     },
@@ -110,6 +110,21 @@ const DOCUMENTATION: Part = Part {
 };
 
 const CUDA_TESTS: [&str; 4] = ["test", "--no-fail-fast", "--workspace", "--test=cuda*"];
+
+/// Those that run every kernel.
+const CUDA_KERNELS: [&str; 5] =
+    ["test", "--no-fail-fast", "--workspace", "--test=cuda", "--test=cuda_attend"];
+
+/// Those to which the order of warps and streams could matter: all but the golden cases, which are the same kernels again.
+const CUDA_ORDERS: [&str; 7] = [
+    "test",
+    "--no-fail-fast",
+    "--workspace",
+    "--test=cuda",
+    "--test=cuda_attend",
+    "--test=cuda_cache",
+    "--test=cuda_graph",
+];
 
 /// Architectures of the tests' kernels: the oldest, and the newest whose PTX adds instructions.
 const CUDA_ARCHITECTURES: &str = "80,90";
