@@ -9,7 +9,8 @@
 //! * a predicate that a branch has read is the same at the next branch that reads it, and so is the outcome of a comparison
 //!   that is made again with the same registers;
 //! * a branch to a function of the compiler's (a division of unusual numbers) is not taken where there is another way;
-//! * a vote of the warp (`__any_sync`: does the softmax reference move?) says no on the common way, and yes on the rescale way.
+//! * a vote of the warp (`__any_sync`: does the softmax reference move?) says no on the common way, and yes on the rescale way if it
+//!   comes behind products: one before them asks something else, such as whether the page exists.
 //!
 //! What remains is a way that the program allows. Whether the common case takes it is seen with `cargo xtask sass --path KERNEL`. Read
 //! that way against the source on sm_90 (the branches of each in order, addresses aside):
@@ -64,6 +65,8 @@ struct Walk<'a> {
     /// What a block adds to the score.
     value: HashMap<usize, Score>,
     vote: bool,
+    /// Blocks with products, and those that follow one in the turn.
+    late: BTreeSet<usize>,
     best: HashMap<State, Option<(Score, Option<State>)>>,
     under_way: HashSet<State>,
     open: BTreeSet<usize>,
@@ -93,6 +96,14 @@ pub fn way(
         calls_spared: -(count(b, &|i| i.base() == "CALL" && i.targets.is_empty()) as isize),
         spared: -((flow.blocks[b].to - flow.blocks[b].from) as isize),
     };
+    let mut late: BTreeSet<usize> = turn.blocks.iter().copied().filter(|&b| value(b).products > 0).collect();
+    let mut follow: Vec<usize> = late.iter().copied().collect();
+    while let Some(block) = follow.pop() {
+        let next = flow.blocks[block].successors();
+        follow.extend(
+            next.into_iter().filter(|t| *t != turn.head && turn.blocks.contains(t) && late.insert(*t)),
+        );
+    }
     let inner = flow.loops().into_iter().filter(|l| l.head != turn.head && turn.blocks.contains(&l.head));
     let mut walk = Walk {
         flow,
@@ -101,6 +112,7 @@ pub fn way(
         effects: Effects::of(function, flow, turn),
         value: turn.blocks.iter().map(|&b| (b, value(b))).collect(),
         vote,
+        late,
         best: HashMap::new(),
         under_way: HashSet::new(),
         open: BTreeSet::new(),
@@ -143,7 +155,7 @@ impl Walk<'_> {
         }
         self.under_way.insert(state.clone());
         let (block, mut facts, open) = state.clone();
-        self.effects.after(block, &mut facts, self.vote);
+        self.effects.after(block, &mut facts, self.vote && self.late.contains(&block));
         let mut best: Option<(Score, Option<State>)> = None;
         for (to, facts, decided) in self.steps(block, facts) {
             let (rest, next) = if to == self.turn.head {

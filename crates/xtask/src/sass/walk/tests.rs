@@ -133,6 +133,7 @@ fn a_first_turn_is_not_skipped() {
     // for (pass = 0; pass < 2; pass++) { work; if (pass == 1 || !any(..)) break; more work }
     let code = "
         .L_0:
+        HMMA.16816.F32 R4, R8, R12, R4
         MOV R3, RZ
         .L_1:
         FFMA R5, R5, R5, R5
@@ -147,14 +148,15 @@ fn a_first_turn_is_not_skipped() {
         HMMA.16816.F32 R4, R8, R12, R4
         @P2 BRA `(.L_0)
         EXIT";
-    assert_eq!(count(code, false), 1 + 5 + 2);
-    assert_eq!(count(code, true), 1 + 8 + 3 + 2);
+    assert_eq!(count(code, false), 2 + 5 + 2);
+    assert_eq!(count(code, true), 2 + 8 + 3 + 2);
 }
 
 #[test]
 fn votes_go_one_way() {
     let code = "
         .L_0:
+        HMMA.16816.F32 R4, R8, R12, R4
         VOTE.ANY R3, PT, P1
         ISETP.NE.AND P0, PT, R3, RZ, PT
         @P0 BRA `(.L_5)
@@ -168,8 +170,22 @@ fn votes_go_one_way() {
         @!P3 BRA `(.L_4)
         FMUL R4, R4, R6
         BRA `(.L_4)";
-    assert_eq!(count(code, false), 5);
-    assert_eq!(count(code, true), 10);
+    assert_eq!(count(code, false), 6);
+    assert_eq!(count(code, true), 11);
+    // Before the products a vote asks something else: the way that skips them is none.
+    let code = "
+        .L_0:
+        VOTE.ANY P1, P1
+        @P1 BRA `(.L_1)
+        HMMA.16816.F32 R4, R8, R12, R4
+        VOTE.ANY P3, P3
+        @!P3 BRA `(.L_1)
+        FMUL R4, R4, R6
+        .L_1:
+        @P2 BRA `(.L_0)
+        EXIT";
+    assert_eq!(count(code, false), 6);
+    assert_eq!(count(code, true), 7);
 }
 
 #[test]
