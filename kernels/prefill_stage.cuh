@@ -63,8 +63,6 @@ __device__ __forceinline__ float block_max(const Staged& s, float x) {
   return m;
 }
 
-__device__ __forceinline__ float power_of_two(int32_t e) { return from_bits((uint32_t)(min(max(e, -126), 127) + 127) << 23); }
-
 // Sets the tile's power of two for values up to `bound` (finite): it stays where bound is 2^-2 to 2^15 of it.
 __device__ __forceinline__ void choose_unit(Staged& s, float bound) {
   const int32_t e = (int32_t)(bits_of(bound) >> 23) - 126;

@@ -40,12 +40,6 @@ struct Groups {
   static constexpr int kCount = F::kGroup < 32 ? 1 : ((D + 31) / 32 + kRun - 1) / kRun;
 };
 
-// 2^x. By its bits: the compiler runs a loop of products as one, in every page.
-__device__ __forceinline__ float power_of_two(int x) { return __uint_as_float((uint32_t)(127 + x) << 23); }
-
-// 1 / x of a power of two between 2^-126 and 2^126.
-__device__ __forceinline__ float inverse_power(float x) { return __uint_as_float(0x7f000000 - __float_as_uint(x)); }
-
 // Bytes of the codes of `Rows` by `Columns` elements in fragment order.
 template <class F, int Rows, int Columns>
 constexpr int kCodeBytes = (Rows / 16 + F::kTiles - 1) / F::kTiles * F::kWords * (Columns / 16) * 128;

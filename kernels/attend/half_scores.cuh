@@ -44,22 +44,18 @@ template <class F, int D, int NT>
 __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
                                               Folded<D, NT>& out) {
   constexpr int kSteps = Dims<D>::kSteps;
-  uint2 step[kSteps], mins[kSteps];
+  uint32_t step[2 * kSteps], mins[2 * kSteps], most = 0;
   load_channels<D>(steps, step);
   load_channels<D>(steps + 2 * D, mins);
-  uint32_t most = 0;
 #pragma unroll
-  for (int kb = 0; kb < kSteps; kb++) most = max_half2(most, max_half2(step[kb].x, step[kb].y));
+  for (int i = 0; i < 2 * kSteps; i++) most = max_half2(most, step[i]);
   float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
   out.choose(largest);
   // Large steps are rare.
   if (__any_sync(kAllLanes, out.scale != 1.0f)) {
     const uint32_t factor = out.factor();
 #pragma unroll
-    for (int kb = 0; kb < kSteps; kb++) {
-      step[kb].x = mul_half2(step[kb].x, factor);
-      step[kb].y = mul_half2(step[kb].y, factor);
-    }
+    for (int i = 0; i < 2 * kSteps; i++) step[i] = mul_half2(step[i], factor);
   }
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
@@ -69,10 +65,10 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
 #pragma unroll
     for (int kb = 0; kb < kSteps; kb++) {
       uint2 b = q.page[nt][kb][lane];
-      mma_f16_k8(low, mins[kb].x, mins[kb].y, b.x);
-      mma_f16_k8(high, mins[kb].x, mins[kb].y, b.y);
-      out.q[nt][kb][0] = mul_half2(b.x, step[kb].x);
-      out.q[nt][kb][1] = mul_half2(b.y, step[kb].y);
+      mma_f16_k8(low, mins[2 * kb], mins[2 * kb + 1], b.x);
+      mma_f16_k8(high, mins[2 * kb], mins[2 * kb + 1], b.y);
+      out.q[nt][kb][0] = mul_half2(b.x, step[2 * kb]);
+      out.q[nt][kb][1] = mul_half2(b.y, step[2 * kb + 1]);
     }
     out.zero[2 * nt] = (low[0] + high[2]) * (1 / kChannelScale);
     out.zero[2 * nt + 1] = (low[1] + high[3]) * (1 / kChannelScale);

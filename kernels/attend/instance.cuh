@@ -3,10 +3,10 @@
 #include "half_path.cuh"
 #include "integer_path.cuh"
 
-#define QKV_ATTEND(name, blocks, bytes, ...)                                                             \
-  static_assert(sizeof(qkv::Shared<__VA_ARGS__>) == bytes, "src/cuda/launch/instances.rs"); \
+#define QKV_ATTEND(name, blocks, bytes, ...)                                                            \
+  static_assert(sizeof(qkv::Shared<__VA_ARGS__>) == bytes, "src/cuda/launch/instances.rs");             \
   extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ QkvAttend p) { \
-    qkv::attend<__VA_ARGS__>(p);                                                                         \
+    qkv::attend<__VA_ARGS__>(p);                                                                        \
   }
 
 namespace qkv {

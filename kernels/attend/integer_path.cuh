@@ -94,18 +94,15 @@ template <int D>
 __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const uint8_t* steps, const uint8_t* mins, uint32_t half,
                                               uint32_t warp, uint32_t lane, IntegerFold<D>& fold) {
   constexpr int kSteps = D / 16;
-  static_assert(D % 32 == 0);
   float s[2 * kSteps];
-  uint4 step[D / 32], min[D / 32];
+  uint32_t step[2 * kSteps], min[2 * kSteps];
+  load_channels<D>(steps, step);
+  load_channels<D>(mins, min);
 #pragma unroll
-  for (int i = 0; i < D / 32; i++) step[i] = load_cached16(steps + 16 * i);
-#pragma unroll
-  for (int i = 0; i < D / 32; i++) min[i] = load_cached16(mins + 16 * i);
-#pragma unroll
-  for (int i = 0; i < D / 32; i++) {
-    const uint32_t w[2] = {__byte_perm(step[i].x, step[i].y, half), __byte_perm(step[i].z, step[i].w, half)};
-#pragma unroll
-    for (int j = 0; j < 4; j++) s[4 * i + j] = half_to_float((uint16_t)(w[j / 2] >> (16 * (j % 2))));
+  for (int i = 0; i < kSteps; i++) {
+    const uint32_t w = __byte_perm(step[2 * i], step[2 * i + 1], half);
+    s[2 * i] = half_to_float((uint16_t)w);
+    s[2 * i + 1] = half_to_float((uint16_t)(w >> 16));
   }
 #pragma unroll 1
   for (int pass = 0; pass < 2; pass++) {
@@ -115,12 +112,11 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
       const float4 v = q.scaled[warp][i / 2][lane];
       const float x[4] = {v.x, v.y, v.z, v.w};
 #pragma unroll
-      for (int j = 0; j < 2 && i + j < kSteps; j++) {
+      for (int j = 0; j < 2; j++) {
         // 2^23 + 2^15 + 2^7: within range the upper 16 bits are those of 2^23, and both bytes are too large by 128.
         uint32_t y = bits_of(fmaf(s[2 * (i + j)], x[2 * j], 8388608.0f + 32896.0f));
         uint32_t z = bits_of(fmaf(s[2 * (i + j) + 1], x[2 * j + 1], 8388608.0f + 32896.0f));
-        outside |= y ^ 0x4b000000;
-        outside |= z ^ 0x4b000000;
+        outside |= (y ^ 0x4b000000) | (z ^ 0x4b000000);
         fold.q[i / 2][j] = transpose(__byte_perm(y, z, 0x4051) ^ 0x80808080);
       }
     }
@@ -132,7 +128,7 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
     for (int i = 0; i < kSteps; i += 2) {
       const float4 x = q.scaled[warp][i / 2][lane];
       most = fmaxf(most, fmaxf(fabsf(s[2 * i] * x.x), fabsf(s[2 * i + 1] * x.y)));
-      if (i + 1 < kSteps) most = fmaxf(most, fmaxf(fabsf(s[2 * i + 2] * x.z), fabsf(s[2 * i + 3] * x.w)));
+      most = fmaxf(most, fmaxf(fabsf(s[2 * i + 2] * x.z), fabsf(s[2 * i + 3] * x.w)));
     }
     most = rows_max(most);
     const float factor = own && most > 0 ? fixed_point_unit(most) : 1.0f;
@@ -147,7 +143,7 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
   float low[4] = {}, high[4] = {};
 #pragma unroll
   for (int i = 0; i < D / 32; i++) {
-    const uint32_t a[4] = {min[i].x, min[i].y, min[i].z, min[i].w};
+    const uint32_t a[4] = {min[4 * i], min[4 * i + 1], min[4 * i + 2], min[4 * i + 3]};
     const uint2 b = q.zero_parts[i][0][lane], c = q.zero_parts[i][1][lane];
     const uint32_t lower[2] = {b.x, b.y}, upper[2] = {c.x, c.y};
     mma_f16(low, a, lower);
@@ -172,9 +168,9 @@ struct IntegerPlaces : Places<KF, VF, DK, DV> {
     }
   }
 
-  __device__ __forceinline__ void move(uint32_t block, const Stride& stride, const IntegerPlaces& first) {
-    Places<KF, VF, DK, DV>::move(block, stride, first);
-    if constexpr (KF::kChannel) steps = first.steps + (int64_t)(int32_t)block * (int32_t)stride.b;
+  __device__ __forceinline__ void move(uint64_t distance, const IntegerPlaces& first) {
+    Places<KF, VF, DK, DV>::move(distance, first);
+    if constexpr (KF::kChannel) steps = first.steps + distance;
   }
 };
 
@@ -231,7 +227,7 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
       }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float factor = F::position(mt, h) == 0 ? step[h] : step[h] * power_of_two(-F::position(mt, h));
+        float factor = step[h] * power_of_two(-F::position(mt, h));
         s[2 * mt + h][0] = fmaf(join(sum[2 * h], sum[2 * h + 1]), factor, zero[h]);
       }
     }

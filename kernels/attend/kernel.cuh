@@ -63,7 +63,7 @@ struct Attend {
     for (int j = 0; j < kColumns; j++) factor[j] = q.page_factor[State::column(j, lane % 4)];
     const typename Path::Pages first(p, u.head, lane);
     auto page = first;
-    const Stride stride(p);
+    const uint32_t block_bytes = keep(p.heads * p.page_bytes);
     const int32_t* table = keep((const int32_t*)p.block_tables + (uint64_t)u.sequence * p.table_width);
     // Pages behind the table do not exist.
     const int32_t behind = items.first_page + to, end = min(behind, (int32_t)p.table_width);
@@ -87,7 +87,7 @@ struct Attend {
         if (lane == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, 1);
         continue;
       }
-      page.move(block, stride, first);
+      page.move((uint64_t)block * block_bytes, first);
       const bool whole = __all_sync(kAllLanes, view.whole(tile));
       float s[8][kColumns];
       Path::scores(p, q, page, lane, stage, fold, s);

@@ -55,19 +55,14 @@ struct TokenPairs {
   }
 };
 
-// Steps (or mins) of a per-channel group of keys, of the lane whose part begins at `from`: of 16 channels each four.
+// Steps (or mins) of a per-channel group of keys, of the lane whose part begins at `from`: of 16 channels each two words.
 template <int D>
-__device__ __forceinline__ void load_channels(const uint8_t* from, uint2 (&x)[D / 16]) {
-  if constexpr (D % 32 == 0) {
+__device__ __forceinline__ void load_channels(const uint8_t* from, uint32_t (&x)[D / 8]) {
+  static_assert(D % 32 == 0);
 #pragma unroll
-    for (int i = 0; i < D / 32; i++) {
-      uint4 v = load_cached16(from + 16 * i);
-      x[2 * i] = make_uint2(v.x, v.y);
-      x[2 * i + 1] = make_uint2(v.z, v.w);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) x[i] = load_cached8(from + 8 * i);
+  for (int i = 0; i < D / 32; i++) {
+    uint4 v = load_cached16(from + 16 * i);
+    x[4 * i] = v.x, x[4 * i + 1] = v.y, x[4 * i + 2] = v.z, x[4 * i + 3] = v.w;
   }
 }
 

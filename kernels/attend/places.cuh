@@ -1,5 +1,5 @@
-// Where a lane finds its parts of the pages of a kv head. The addresses of block 0 are made once for a unit; a page then costs one
-// multiply-add for each.
+// Where a lane finds its parts of the pages of a kv head. The addresses of block 0 are made once for a unit; a page costs one product,
+// its distance from there, and an addition for each.
 #pragma once
 #include "codes.cuh"
 
@@ -27,14 +27,6 @@ __device__ __forceinline__ const uint8_t* head_pages(const QkvAttend& p, uint32_
   return (const uint8_t*)p.pages + (uint64_t)head * p.page_bytes;
 }
 
-// Bytes of a block, in two registers of which the compiler does not know that they hold the same: it would share the products of
-// addresses and spend two additions on each instead of one multiply-add.
-struct Stride {
-  uint32_t a, b;
-
-  __device__ __forceinline__ Stride(const QkvAttend& p) : a(keep(p.heads * p.page_bytes)), b(keep(p.heads * p.page_bytes)) {}
-};
-
 // First byte of the lane's part of an operand's pairs, row g of the pages' rows: pairs of a token, or of a channel of values.
 template <class F, int D>
 __device__ __forceinline__ uint32_t pair_byte(uint32_t g) {
@@ -60,14 +52,14 @@ struct Places {
     values = VF::kPairs && !kAlike ? keep(page + p.at[1].pairs + pair_byte<VF, DV>(lane / 4)) : nullptr;
   }
 
-  // Those of a block.
-  __device__ __forceinline__ void move(uint32_t block, const Stride& stride, const Places& first) {
-    codes = first.codes + (uint64_t)block * stride.a;
-    if constexpr (KF::kPairs) keys = first.keys + (int64_t)(int32_t)block * (int32_t)stride.a;
+  // Those of the page `distance` bytes behind the first.
+  __device__ __forceinline__ void move(uint64_t distance, const Places& first) {
+    codes = first.codes + distance;
+    if constexpr (KF::kPairs) keys = first.keys + distance;
     if constexpr (kAlike) {
       values = keys + kKeyPairs;
     } else if constexpr (VF::kPairs) {
-      values = first.values + (uint64_t)block * stride.b;
+      values = first.values + distance;
     }
   }
 
@@ -80,9 +72,7 @@ struct AnyPlaces {
 
   __device__ __forceinline__ AnyPlaces(const QkvAttend& p, uint32_t head, uint32_t) : page(head_pages(p, head)) {}
 
-  __device__ __forceinline__ void move(uint32_t block, const Stride& stride, const AnyPlaces& first) {
-    page = first.page + (uint64_t)block * stride.a;
-  }
+  __device__ __forceinline__ void move(uint64_t distance, const AnyPlaces& first) { page = first.page + distance; }
 };
 
 }  // namespace qkv

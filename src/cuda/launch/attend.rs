@@ -153,7 +153,7 @@ pub fn attend(
             help: "attend fewer sequences at a time",
         });
     };
-    // The kernels find a page by a product of two 32-bit numbers with sign.
+    // The kernels find a page by a product of two 32-bit numbers.
     let block_bytes = c.kv_heads.saturating_mul(parts.pages.page_bytes);
     if block_bytes > i32::MAX as usize || parts.blocks > i32::MAX as usize {
         return Err(Error::Capacity {
