@@ -36,7 +36,7 @@ fn memory_is_what_the_cache_says() {
         calls.set(calls.get() + new as usize);
         calls.get()
     };
-    let probe = Probe { live: &used, calls: &allocations, late: 0 };
+    let probe = Probe { live: &used, calls: &allocations };
     let sizes = Sizes { bulk: 176, warm: 180, tokens: 192 };
     // The first cache loads the kernels.
     drop(gpu.contiguous(configs::<OnGpu>(sizes).remove(0)).unwrap());

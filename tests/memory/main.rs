@@ -10,9 +10,11 @@ mod machine;
 mod suite;
 
 use machine::OnCpu;
+use qkv::{CacheConfig, KvCache, TensorRef};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
-use suite::{Probe, Sizes, check, configs};
+use suite::{DIM, HEADS, Probe, Sizes, check, configs};
 
 struct Counting;
 
@@ -50,17 +52,31 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
+const THREADS: usize = 2;
+
+/// A tile of each head.
+fn close_tiles() {
+    let config = CacheConfig::new(1, HEADS, DIM).with_residual(Some(0)).with_capacity(1, 64);
+    let x = vec![0.5f32; 64 * HEADS * DIM];
+    let x = TensorRef::thd(&x, [64, HEADS, DIM]).unwrap();
+    KvCache::new(config).unwrap().append(0, &x, &x).unwrap();
+}
+
 /// One test, since the counters are the process's.
 #[test]
 fn memory_is_what_the_cache_says() {
     // Inside a pool of its own, so that handing work to it is not counted.
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(2).build().unwrap();
-    // Threads allocate while they start: wait for all of them.
-    pool.broadcast(|_| std::thread::yield_now());
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(THREADS).build().unwrap();
+    // Threads allocate while they start, and a thread's memory for a tile grows with the first that it closes: each closes some.
+    // All begin before one ends, and those that have ended block, so none takes work from another.
+    let gate = Barrier::new(THREADS);
+    pool.broadcast(|_| {
+        gate.wait();
+        close_tiles();
+        gate.wait();
+    });
     pool.install(|| {
-        // A thread's memory for a tile grows with the first that it closes. On a busy machine one of the two may have none of those of the
-        // warm-up.
-        let probe = Probe { live: &|| LIVE.load(SeqCst), calls: &|| CALLS.load(SeqCst), late: 1 };
+        let probe = Probe { live: &|| LIVE.load(SeqCst), calls: &|| CALLS.load(SeqCst) };
         let sizes = Sizes { bulk: 0, warm: 400, tokens: 1024 };
         configs::<OnCpu>(sizes).into_iter().for_each(|c| check(&OnCpu, c, sizes, &probe));
     });
