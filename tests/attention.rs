@@ -82,14 +82,12 @@ proptest! {
         let logits = numbers(4, heads);
         let (q64, k64, v64, l64) = (wide(&q), wide(&k), wide(&v), wide(&logits));
         let problem = Problem {
-            q: &q64, k: &k64, v: &v64,
-            query_heads: heads, kv_heads: c.kv_heads, key_dim: c.key_dim, value_dim: c.value_dim,
             scale: c.scale.map_or(1.0 / (c.key_dim as f64).sqrt(), f64::from),
             softcap: c.softcap.map(f64::from),
             sliding_window: c.sliding_window,
             sink_logits: c.sinks.then_some(&l64),
             bidirectional: &c.bidirectional,
-            causal: true,
+            ..Problem::causal(&q64, &k64, &v64, [heads, c.kv_heads], [c.key_dim, c.value_dim])
         };
         let (want, want_lse) = problem.solve();
         let mut params = AttendParams::new().with_bidirectional(&c.bidirectional);

@@ -6,6 +6,18 @@ use crate::reference::{Problem, worst};
 use qkv::cache::{Batch, SlotBatch};
 use qkv::*;
 
+/// Every test of this suite that any machine runs.
+macro_rules! every_test {
+    ($machine:expr, $suite:ident) => {
+        $crate::machine::on!(
+            $machine,
+            $suite: centred_keys,
+            slots_equal_seats
+        );
+    };
+}
+pub(crate) use every_test;
+
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
@@ -119,19 +131,11 @@ fn compare<M: Machine>(
     let p = &query.params;
     let sinks = p.sink_logits.as_deref().map(wide);
     let problem = Problem {
-        q: &q,
-        k: &k,
-        v: &v,
-        query_heads: heads,
-        kv_heads: c.kv_heads,
-        key_dim: c.key_dim,
-        value_dim: c.value_dim,
         scale: p.scale.map_or(1.0 / (c.key_dim as f64).sqrt(), |s| s as f64),
         softcap: p.softcap.map(|s| s as f64),
         sliding_window: c.layers[0].sliding_window,
         sink_logits: sinks.as_deref(),
-        bidirectional: &[],
-        causal: true,
+        ..Problem::causal(&q, &k, &v, [heads, c.kv_heads], [c.key_dim, c.value_dim])
     };
     let (want, want_lse) = problem.solve();
     let (got, lse) = (&answer.out[part(c.value_dim)], &answer.lse[part(1)]);

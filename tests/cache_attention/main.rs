@@ -14,7 +14,7 @@ mod reference;
 mod formats;
 mod special;
 
-use machine::{OnCpu, on};
+use machine::OnCpu;
 use rayon::prelude::*;
 
 #[test]
@@ -33,14 +33,5 @@ fn other_head_dims() {
     formats::other_head_dims(&OnCpu, 12);
 }
 
-on!(OnCpu, formats: centred_keys, slots_equal_seats);
-on!(
-    OnCpu,
-    special: a_bad_value_spoils_its_group_only,
-    a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels,
-    a_sliding_window_hides_nan,
-    zero_constant_and_huge_values,
-    ranges_beyond_f16,
-    the_largest_head_is_one_group_for_every_fit,
-    huge_values_are_clamped_by_an_f16_window
-);
+formats::every_test!(OnCpu, formats);
+special::every_test!(OnCpu, special);

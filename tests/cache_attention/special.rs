@@ -8,6 +8,23 @@ use half::f16;
 use qkv::cache::{Batch, Seat};
 use qkv::*;
 
+/// Every test of this suite that any machine runs.
+macro_rules! every_test {
+    ($machine:expr, $suite:ident) => {
+        $crate::machine::on!(
+            $machine,
+            $suite: a_bad_value_spoils_its_group_only,
+            a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels,
+            a_sliding_window_hides_nan,
+            zero_constant_and_huge_values,
+            ranges_beyond_f16,
+            the_largest_head_is_one_group_for_every_fit,
+            huge_values_are_clamped_by_an_f16_window
+        );
+    };
+}
+pub(crate) use every_test;
+
 const N: usize = 200;
 const D: usize = 64;
 
@@ -208,21 +225,7 @@ pub(crate) fn ranges_beyond_f16<M: Machine>(m: &M) {
             };
             let wide = |x: &[f32]| x.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
             let (q, k, v) = (wide(&q), wide(&tokens.0), wide(&tokens.1));
-            let problem = Problem {
-                q: &q,
-                k: &k,
-                v: &v,
-                query_heads: 2,
-                kv_heads: 1,
-                key_dim: D,
-                value_dim: D,
-                scale: 1.0 / (D as f64).sqrt(),
-                softcap: None,
-                sliding_window: None,
-                sink_logits: None,
-                bidirectional: &[],
-                causal: true,
-            };
+            let problem = Problem::causal(&q, &k, &v, [2, 1], [D, D]);
             let (want, want_lse) = problem.solve();
             assert!(want.iter().chain(&want_lse).all(|x| x.is_finite()), "{format:?} holds no numbers");
             let far = distance(&out, &want);

@@ -38,30 +38,11 @@ mod owners;
 mod twins;
 
 use device::OnGpu;
-use machine::on;
 
-on!(
-    OnGpu::new(),
-    paged: blocks_below_every_sliding_window_are_given_back,
-    padding_is_skipped_in_windowed_mode,
-    a_prefix_outlives_its_sequence,
-    ranges_that_see_each_other_are_for_prefill,
-    a_step_ends_when_its_blocks_are_released,
-    blocks_of_seats_and_prefixes_are_not_the_callers,
-    imports_leave_the_other_sequences_their_blocks
-);
+paged::every_test!(OnGpu::new(), paged);
 
-on!(OnGpu::new(), formats: centred_keys, slots_equal_seats);
-on!(
-    OnGpu::new(),
-    special: a_bad_value_spoils_its_group_only,
-    a_nan_key_spoils_rows_that_see_it_and_a_nan_value_its_channels,
-    a_sliding_window_hides_nan,
-    zero_constant_and_huge_values,
-    ranges_beyond_f16,
-    the_largest_head_is_one_group_for_every_fit,
-    huge_values_are_clamped_by_an_f16_window
-);
+formats::every_test!(OnGpu::new(), formats);
+special::every_test!(OnGpu::new(), special);
 
 /// Every format as keys and as values, not every pair.
 #[test]

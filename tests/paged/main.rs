@@ -9,21 +9,12 @@ mod machine;
 
 mod suite;
 
-use machine::{Machine, OnCpu, Query, on};
+use machine::{Machine, OnCpu, Query};
 use qkv::cache::{PagePool, expand_block_table};
 use qkv::*;
 use suite::{DIM, HEADS, append, attend, numbers};
 
-on!(
-    OnCpu,
-    suite: blocks_below_every_sliding_window_are_given_back,
-    padding_is_skipped_in_windowed_mode,
-    a_prefix_outlives_its_sequence,
-    ranges_that_see_each_other_are_for_prefill,
-    a_step_ends_when_its_blocks_are_released,
-    blocks_of_seats_and_prefixes_are_not_the_callers,
-    imports_leave_the_other_sequences_their_blocks
-);
+suite::every_test!(OnCpu, suite);
 
 #[test]
 fn a_pool_can_be_lent() {

@@ -5,6 +5,23 @@ use crate::machine::{self, Answer, Machine, Query};
 use qkv::cache::{Batch, Seat, SlotBatch};
 use qkv::*;
 
+/// Every test of this suite that any machine runs.
+macro_rules! every_test {
+    ($machine:expr, $suite:ident) => {
+        $crate::machine::on!(
+            $machine,
+            $suite: blocks_below_every_sliding_window_are_given_back,
+            padding_is_skipped_in_windowed_mode,
+            a_prefix_outlives_its_sequence,
+            ranges_that_see_each_other_are_for_prefill,
+            a_step_ends_when_its_blocks_are_released,
+            blocks_of_seats_and_prefixes_are_not_the_callers,
+            imports_leave_the_other_sequences_their_blocks
+        );
+    };
+}
+pub(crate) use every_test;
+
 pub(crate) const HEADS: usize = 2;
 pub(crate) const DIM: usize = 64;
 /// Query heads.

@@ -30,21 +30,7 @@ pub(crate) fn distance(rng: &mut Rng, rows: &Rows<'_>, answer: &Answer) -> (f64,
     for i in some {
         let (row, seen) = (rows.first + i, (old + i + 1) * HEADS * DIM);
         let q = wide(&rows.q[row * heads * DIM..][..heads * DIM]);
-        let problem = Problem {
-            q: &q,
-            k: &k[..seen],
-            v: &v[..seen],
-            query_heads: heads,
-            kv_heads: HEADS,
-            key_dim: DIM,
-            value_dim: DIM,
-            scale: 1.0 / (DIM as f64).sqrt(),
-            softcap: None,
-            sliding_window: None,
-            sink_logits: None,
-            bidirectional: &[],
-            causal: true,
-        };
+        let problem = Problem::causal(&q, &k[..seen], &v[..seen], [heads, HEADS], [DIM, DIM]);
         let (want, want_lse) = problem.solve();
         let got = wide(&answer.out[row * heads * DIM..][..heads * DIM]);
         difference += got.iter().zip(&want).map(|(a, b)| (a - b).powi(2)).sum::<f64>();

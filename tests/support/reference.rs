@@ -18,7 +18,32 @@ pub(crate) struct Problem<'a> {
     pub(crate) causal: bool,
 }
 
-impl Problem<'_> {
+impl<'a> Problem<'a> {
+    /// Causal attention, scale `1 / sqrt(key_dim)`, nothing else. `heads`: of queries and of keys and values; `dims`: of keys and values.
+    pub(crate) fn causal(
+        q: &'a [f64],
+        k: &'a [f64],
+        v: &'a [f64],
+        heads: [usize; 2],
+        dims: [usize; 2],
+    ) -> Self {
+        Self {
+            q,
+            k,
+            v,
+            query_heads: heads[0],
+            kv_heads: heads[1],
+            key_dim: dims[0],
+            value_dim: dims[1],
+            scale: 1.0 / (dims[0] as f64).sqrt(),
+            softcap: None,
+            sliding_window: None,
+            sink_logits: None,
+            bidirectional: &[],
+            causal: true,
+        }
+    }
+
     /// Whether the query at a position sees a token.
     fn sees(&self, position: i64, token: i64) -> bool {
         let together = |(s, e): &(usize, usize)| {

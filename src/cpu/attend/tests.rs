@@ -210,20 +210,13 @@ fn check(case: &Case) {
     let stored = store(case);
     let wide = |x: &[f32]| x.iter().map(|x| *x as f64).collect::<Vec<f64>>();
     let (q, logits) = (wide(&stored.q), wide(&stored.sink_logits));
+    let heads = [case.kv_heads * case.group, case.kv_heads];
     let problem = Problem {
-        q: &q,
-        k: &stored.k,
-        v: &stored.v,
-        query_heads: case.kv_heads * case.group,
-        kv_heads: case.kv_heads,
-        key_dim: case.key_dim,
-        value_dim: case.value_dim,
-        scale: 1.0 / (case.key_dim as f64).sqrt(),
         softcap: case.softcap.map(f64::from),
         sliding_window: case.sliding_window,
         sink_logits: case.sink_logits.then_some(&logits),
         bidirectional: &case.bidirectional,
-        causal: true,
+        ..Problem::causal(&q, &stored.k, &stored.v, heads, [case.key_dim, case.value_dim])
     };
     let (out, lse) = problem.solve();
     for &isa in Isa::available() {

@@ -272,19 +272,12 @@ fn solve(
     let c = &twins.config;
     let logits = params.sink_logits.as_ref().map(|s| s.iter().map(|x| *x as f64).collect::<Vec<_>>());
     let problem = Problem {
-        q: &q,
-        k: &k,
-        v: &v,
-        query_heads: step.q.shape.dims[1],
-        kv_heads: c.kv_heads,
-        key_dim: c.key_dim,
-        value_dim: c.value_dim,
         scale: params.scale.map_or(1.0 / (c.key_dim as f64).sqrt(), f64::from),
         softcap: params.softcap.map(f64::from),
         sliding_window: c.layers[0].sliding_window,
         sink_logits: logits.as_deref(),
         bidirectional: &params.bidirectional,
-        causal: true,
+        ..Problem::causal(&q, &k, &v, [step.q.shape.dims[1], c.kv_heads], [c.key_dim, c.value_dim])
     };
     if rounded { problem.solve_rounded(|x| f16::from_f64(x).to_f64()).0 } else { problem.solve().0 }
 }

@@ -238,19 +238,10 @@ impl<'a> Given<'a> {
 
     fn problem<'b>(&self, q: &'b [f64], k: &'b [f64], v: &'b [f64]) -> Problem<'b> {
         Problem {
-            q,
-            k,
-            v,
-            query_heads: self.heads,
-            kv_heads: self.kv_heads,
-            key_dim: self.dim,
-            value_dim: self.dim,
             scale: self.scale,
             softcap: self.softcap,
             sliding_window: self.window,
-            sink_logits: None,
-            bidirectional: &[],
-            causal: true,
+            ..Problem::causal(q, k, v, [self.heads, self.kv_heads], [self.dim, self.dim])
         }
     }
 }
