@@ -1,5 +1,6 @@
 //! `cargo xtask test`: everything that has to hold, on a bare machine.
 
+use crate::kernels;
 use crate::model;
 use crate::quality;
 use crate::sass;
@@ -38,7 +39,7 @@ struct Part {
 const FEATURES: [&str; 3] = ["--release", "--features", "qkv-candle/llama,qkv/cuda"];
 
 /// That the library is whole without features is what the build of this program shows, and these lints.
-const FORMAT: [Part; 2] = [
+const WITHOUT_FEATURES: [Part; 2] = [
     Part { name: "format", args: &["fmt", "--all", "--check"], variable: None, quick: true },
     Part {
         name: "lints without features",
@@ -139,7 +140,7 @@ const LIMITS: [(&str, f64); 5] = [("f16", 1e-5), ("8", 1e-4), ("4", 0.004), ("3"
 /// If a part failed: the message names it.
 pub fn run(args: &TestArgs) -> Result<()> {
     let mut done = Done::default();
-    for part in FORMAT {
+    for part in WITHOUT_FEATURES {
         done.add(part.name, || finish(&mut command(part.args)));
     }
     let mut toolkit = None;
@@ -156,7 +157,13 @@ pub fn run(args: &TestArgs) -> Result<()> {
         };
         PARTS.iter().for_each(|part| with_features(*part, &mut done));
         if !args.quick {
-            done.add("SASS budget", || sass::run(&sass::SassArgs::known()));
+            // Of the images that the tests ran.
+            let built = ["test", "--no-run", "--workspace", "--test=cuda"];
+            let built = [&built[..1], &FEATURES, &built[1..]].concat();
+            done.add("SASS budget", || {
+                let images = kernels::build_by(&toolkit, CUDA_ARCHITECTURES, false, &built)?;
+                sass::run(&sass::SassArgs::known(images))
+            });
         }
         with_features(DOCUMENTATION, &mut done);
     }

@@ -81,18 +81,16 @@ pub fn run(args: &KernelArgs) -> Result<()> {
 /// Builds the library with the feature and returns the folder of its build script. `lean`: without line tables, as a program gets it
 /// that depends on the library; the machine code is the same.
 pub(crate) fn build(toolkit: &Toolkit, architectures: &str, lean: bool) -> Result<PathBuf> {
+    build_by(toolkit, architectures, lean, &["build", "--release", "-p", "qkv", "--features", "cuda"])
+}
+
+/// The same by any of cargo's commands that builds the library with the feature.
+pub(crate) fn build_by(toolkit: &Toolkit, architectures: &str, lean: bool, args: &[&str]) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let mut command = Command::new(cargo);
     command
-        .args([
-            "build",
-            "--release",
-            "-p",
-            "qkv",
-            "--features",
-            "cuda",
-            "--message-format=json-render-diagnostics",
-        ])
+        .args(args)
+        .arg("--message-format=json-render-diagnostics")
         .current_dir(root())
         .stdout(Stdio::piped());
     if lean {

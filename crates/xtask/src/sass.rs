@@ -43,9 +43,9 @@ pub struct SassArgs {
 }
 
 impl SassArgs {
-    /// What the checks ask: `--known`.
-    pub(crate) fn known() -> Self {
-        Self { known: true, ..Self::default() }
+    /// What the checks ask: `--known`, of images that are built.
+    pub(crate) fn known(images: PathBuf) -> Self {
+        Self { known: true, images: Some(images), ..Self::default() }
     }
 }
 
