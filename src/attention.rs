@@ -1,6 +1,6 @@
 //! Attention over plain tensors, and merging of partial results.
 
-use crate::config::AttendParams;
+use crate::config::{AttendParams, query_group};
 use crate::cpu::attend::{Batch, Head, Needs, Rows, Workspace, attend};
 use crate::error::{Error, Result};
 use crate::format::Format;
@@ -109,13 +109,7 @@ fn check(
             return no(what, d.to_string(), "head dims are multiples of 16 up to 512; pad the heads");
         }
     }
-    if query_heads % kv_heads != 0 {
-        return no(
-            "query heads",
-            query_heads.to_string(),
-            &format!("they are no multiple of {kv_heads} kv heads"),
-        );
-    }
+    query_group(query_heads, kv_heads)?;
     if sliding_window == Some(0) {
         return no("sliding_window", "0".into(), "a query sees at least itself; use None for no window");
     }

@@ -471,3 +471,15 @@ pub(crate) fn check_factors(scale: Option<f32>, softcap: Option<f32>) -> Result<
         _ => Ok(()),
     }
 }
+
+/// Query heads that each kv head serves.
+pub(crate) fn query_group(query_heads: usize, kv_heads: usize) -> Result<usize> {
+    if query_heads == 0 || !query_heads.is_multiple_of(kv_heads) {
+        return Err(Error::Unsupported {
+            what: "query heads",
+            got: query_heads.to_string(),
+            why: format!("a multiple of the {kv_heads} kv heads is needed: each serves the same number"),
+        });
+    }
+    Ok(query_heads / kv_heads)
+}

@@ -8,7 +8,7 @@ use super::batch::{Batch, SlotBatch};
 use super::state::{State, Stats};
 use super::step::{Seat, Step};
 use crate::backend::Backend;
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, query_group};
 use crate::cpu::Cpu;
 use crate::error::{Error, Result};
 use crate::layout::TILE;
@@ -412,18 +412,9 @@ impl<B: Backend> PagedKvCache<B> {
         out: &B::Output<'_>,
         lse: Option<&B::Lse<'_>>,
     ) -> Result<()> {
-        let kv_heads = self.config.kv_heads;
         let heads = B::describe(q).0[1];
         check_shape("queries", B::describe(q), [rows, heads, self.config.key_dim])?;
-        if heads == 0 || heads % kv_heads != 0 {
-            return Err(Error::Shape {
-                what: "queries",
-                expected: format!(
-                    "a multiple of {kv_heads} query heads (each kv head serves the same number)"
-                ),
-                got: format!("{heads} query heads"),
-            });
-        }
+        query_group(heads, self.config.kv_heads)?;
         check_shape("output", B::describe_output(out), [rows, heads, self.config.value_dim])?;
         if let Some(got) = lse.map(B::lse_len).filter(|n| *n != rows * heads) {
             return Err(Error::Length { what: "lse", expected: rows * heads, got });

@@ -1,6 +1,6 @@
 use super::append::{LayerParts, layer_of};
 use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, query_group};
 use crate::cuda::abi::QkvPrefill;
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
@@ -81,16 +81,7 @@ pub fn prefill(
     check::same_dims("k", [rows, c.kv_heads, c.key_dim], k.dims())?;
     check::same_dims("v", [rows, c.kv_heads, c.value_dim], v.dims())?;
     check::same_dims("out", [rows, query_heads, c.value_dim], out.dims())?;
-    if query_heads == 0 || !query_heads.is_multiple_of(c.kv_heads) {
-        return Err(Error::Shape {
-            what: "q",
-            expected: format!(
-                "a multiple of {} query heads (each kv head serves the same number)",
-                c.kv_heads
-            ),
-            got: format!("{query_heads} query heads"),
-        });
-    }
+    let group = query_group(query_heads, c.kv_heads)?;
     for (what, x) in [("q", q), ("k", k), ("v", v)] {
         if x.dtype() == Dtype::F32 {
             return Err(Error::Unsupported {
@@ -140,7 +131,6 @@ pub fn prefill(
     let width = batch.table_width()?;
     check::address("block_tables", batch.block_tables().address(), 4)?;
     let max_query_len = max_query_len.min(rows);
-    let group = query_heads / c.kv_heads;
     // Rows of a sequence are counted in 31 bits.
     check::count("query rows", max_query_len.saturating_mul(group))?;
     check::count("query rows", rows.saturating_mul(query_heads))?;
