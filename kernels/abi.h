@@ -424,7 +424,7 @@ struct QkvAttend {
   uint64_t lse;
   /* f32 [query heads], or 0. */
   uint64_t sink_logits;
-  /* Partial results of split units: QkvAttend.blocks_launched * 2 of (value dim + 2) * columns f32. */
+  /* Partial results of split units, (value dim + 2) * columns f32 each: two a block, or with a fixed split one a chunk. */
   uint64_t workspace;
   /* QkvStatus. */
   uint64_t status;
@@ -443,22 +443,26 @@ struct QkvAttend {
   uint32_t direct;
   /* New tokens of a sequence at most. */
   uint32_t max_query;
-  /* Columns (query, head of the group) that a unit of work has, and units that it takes for all of them. */
+  /* Columns (query, head of the group) that a unit of work has, and units that `max_query` tokens take. */
   uint32_t columns;
   uint32_t column_blocks;
   /* Tokens that a query sees, itself included; 0 = all. */
   uint32_t sliding_window;
-  /* Cost of a page, of 64 exact rows and of a unit, in one measure. */
+  /* Cost of a page, of 16 exact rows and of a unit, in one measure. */
   uint32_t page_weight;
   uint32_t row_weight;
   uint32_t unit_weight;
+  /* Items (pages, 16 exact rows) of a chunk where units are cut alike in every batch, and partial results that the workspace
+   * holds then; 0 = cut by weight. */
+  uint32_t split;
+  uint32_t places;
   /* Blocks of the attend launch. */
   uint32_t blocks_launched;
   float scale;
   /* 0 = none. */
   float softcap;
 };
-QKV_SIZE(QkvAttend, 496);
+QKV_SIZE(QkvAttend, 504);
 
 /* Tests: the place of every bit. */
 struct QkvCheckLayout {

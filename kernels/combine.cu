@@ -5,25 +5,30 @@
 extern "C" __global__ void __launch_bounds__(128) qkv_combine(const __grid_constant__ QkvAttend p) {
   using namespace qkv;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = p.at[1].dim;
-  const uint32_t sequence = blockIdx.x / units_of_sequence(p), index = blockIdx.x % units_of_sequence(p);
+  // The grid has the column blocks of the most tokens for every sequence.
+  const uint32_t most_units = p.heads * p.column_blocks, sequence = blockIdx.x / most_units, index = blockIdx.x % most_units;
   const QkvSequence s = sequence_of(p, sequence);
   const uint64_t weight = unit_weight(p, s);
-  if (weight == 0 || !served(p, s)) return;
+  if (weight == 0 || !served(p, s) || index >= units_of_sequence(p, s)) return;
   const Unit u = unit_of(p, s, sequence, index);
-  if (u.columns == 0) return;
   const Items items = items_of(p, s);
+  if (p.split && weight == 1) return;
   const uint64_t total = total_weight(p, lane), begin = begin_of(p, lane, sequence) + index * weight;
   const uint32_t first = block_of(p, total, begin);
   const uint32_t last = block_of(p, total, begin + weight_before(p, items, items.count() - 1));
-  if (first == last) return;
+  if (!p.split && first == last) return;
 
-  // Calls `f` with the partial result of each block that had items of the unit, in order.
+  // Calls `f` with the partial results of the unit, in order: those of its chunks, or of each block that had items of it.
   auto each = [&](auto f) {
+    if (p.split) {
+      for (uint64_t c = begin; c < min(begin + weight, (uint64_t)p.places); c++) f((const float*)partial(p, c));
+      return;
+    }
     for (uint32_t c = first; c <= last; c++) {
       const uint64_t from = block_begin(p, total, c), to = block_begin(p, total, c + 1);
       int32_t begins = from > begin ? item_at(p, items, from - begin) : 0;
       int32_t ends = to - begin >= weight ? items.count() : item_at(p, items, to - begin);
-      if (begins < ends) f((const float*)partial(p, c, begins > 0 ? 0 : 1));
+      if (begins < ends) f((const float*)partial(p, 2 * (uint64_t)c + (begins > 0 ? 0 : 1)));
     }
   };
   for (uint32_t c = warp; c < (uint32_t)u.columns; c += kWarps) {

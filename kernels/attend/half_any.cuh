@@ -325,7 +325,7 @@ struct AnyValues {
   static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t head, uint32_t lane,
                                                 HalfState<D, NT, kZeros<D>>& w) {
     const QkvFormat& f = p.format[1];
-    const bool affine = f.kind == QKV_KIND_AFFINE, channel = affine && f.per_channel, token = affine && !channel;
+    const bool affine = f.kind == QKV_KIND_AFFINE, channel = affine && f.per_channel;
     float scale = affine && !channel ? power_of_two(24) : 1.0f;
     w.set_limit(kLimitAbove);
     if (p.scales[1]) scale *= __ldg((const float*)p.scales[1] + head);

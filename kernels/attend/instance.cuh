@@ -18,12 +18,12 @@ using Channel = Coding<QKV_KIND_AFFINE, Bits, true, Group>;
 using HalfFloat = Coding<QKV_KIND_F16, 16, false, 0>;
 using E4m3 = Coding<QKV_KIND_E4M3, 8, false, 0>;
 
-// Both operands of D channels.
-template <class K, class V, int D>
-using Half = HalfPath<KeysOf<K>, ValuesOf<V>, D, D, 1>;
+// Both operands of D channels; 8 NT columns on the f16 path.
+template <class K, class V, int D, int NT = 1>
+using Half = HalfPath<KeysOf<K>, ValuesOf<V>, D, D, NT>;
 template <class K, class V, int D>
 using Integer = IntegerPath<K, V, D, D>;
-template <int DK, int DV>
-using Any = HalfPath<AnyKeys, AnyValues, DK, DV, 1>;
+template <int DK, int DV, int NT = 1>
+using Any = HalfPath<AnyKeys, AnyValues, DK, DV, NT>;
 
 }  // namespace qkv

@@ -59,9 +59,12 @@ struct Attend {
     uint8_t* stage = shared.stage[warp];
     const int32_t from = shared.piece.from + (int32_t)warp, to = min(shared.piece.to, items.pages);
     float factor[kColumns];
+    auto load_factors = [&](uint32_t lane) {
 #pragma unroll
-    for (int j = 0; j < kColumns; j++) factor[j] = q.page_factor[State::column(j, lane % 4)];
-    const typename Path::Pages first(p, u.head, lane);
+      for (int j = 0; j < kColumns; j++) factor[j] = q.page_factor[State::column(j, lane % 4)];
+    };
+    load_factors(lane);
+    typename Path::Pages first(p, u.head, lane);
     auto page = first;
     const uint32_t block_bytes = keep(p.heads * p.page_bytes);
     const int32_t* table = keep((const int32_t*)p.block_tables + (uint64_t)u.sequence * p.table_width);
@@ -87,6 +90,11 @@ struct Attend {
         if (lane == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, 1);
         continue;
       }
+      // With many columns registers are worth more than instructions.
+      if constexpr (kColumns > 2) {
+        first = typename Path::Pages(p, u.head, fresh_lane());
+        load_factors(fresh_lane());
+      }
       page.move((uint64_t)block * block_bytes, first);
       const bool whole = __all_sync(kAllLanes, view.whole(tile));
       float s[8][kColumns];
@@ -96,6 +104,7 @@ struct Attend {
       Path::values(p, page, lane, whole, tail, factor, stage, s, w);
     }
     Path::finish(p, u.head, lane, w);
+    if constexpr (kColumns > 2) load_factors(fresh_lane());
     // Scores of pages lack the keys' mean, which shifts all of a column alike.
 #pragma unroll
     for (int j = 0; j < kColumns; j++) w.reference[j] = fmaf(q.mean[State::column(j, lane % 4)], factor[j], w.reference[j]);
@@ -109,27 +118,24 @@ struct Attend {
     const uint32_t lane = fresh_lane(), warp = threadIdx.x / 32;
     uint8_t* stage = shared.stage[warp];
     const int32_t begin = shared.piece.from + (int32_t)warp, behind = max(items.pages - begin, 0) + (int32_t)kWarps - 1;
-    const int32_t from = begin + behind / (int32_t)kWarps * (int32_t)kWarps, to = min(shared.piece.to, items.pages + items.row_tiles + items.sinks);
+    const int32_t from = begin + behind / (int32_t)kWarps * (int32_t)kWarps, to = min(shared.piece.to, items.pages + items.row_items + items.sinks);
     float factor[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; j++) factor[j] = q.row_factor[State::column(j, lane % 4)];
     for (int32_t i = from; i < to; i += kWarps) {
       int32_t r = i - items.pages;
-      const bool window = r < items.row_tiles;
+      const bool window = r < items.row_items;
       const uint32_t count = window ? p.window_rows : p.sinks;
       const uint64_t at = ((uint64_t)u.s.seat * p.heads + u.head) * count;
       const uint64_t* base = window ? p.window : p.sink;
       const RowMemory keys = {(const uint8_t*)base[0] + at * (2 * DK), count};
       const RowMemory values = {(const uint8_t*)base[1] + at * (2 * DV), count};
-      int32_t first = window ? items.row_begin + QKV_TILE * r : 0;
-      const int32_t end = window ? min(first + QKV_TILE, items.row_end) : min((int32_t)p.sinks, u.s.new_len);
-#pragma unroll 1
-      for (; first < end; first += 16) {
-        if (p.window_dtype == QKV_BF16) {
-          Path::template row<true>(q, keys, values, first, end, view, factor, p.softcap, lane, stage, w);
-        } else {
-          Path::template row<false>(q, keys, values, first, end, view, factor, p.softcap, lane, stage, w);
-        }
+      const int32_t first = window ? items.row_begin + kItemRows * r : 0;
+      const int32_t end = window ? min(first + kItemRows, items.row_end) : min((int32_t)p.sinks, u.s.new_len);
+      if (p.window_dtype == QKV_BF16) {
+        Path::template row<true>(q, keys, values, first, end, view, factor, p.softcap, lane, stage, w);
+      } else {
+        Path::template row<false>(q, keys, values, first, end, view, factor, p.softcap, lane, stage, w);
       }
     }
   }
@@ -147,8 +153,7 @@ struct Attend {
     rows(p, shared, w);
     // The merge takes the staging memory.
     __syncthreads();
-    const int slot = shared.piece.from > 0 ? 0 : shared.piece.to < shared.piece.items.count() ? 1 : -1;
-    merge_warps<DV, Path::kUnitColumns>(p, u, slot, w, shared.merge, threadIdx.x / 32, fresh_lane());
+    merge_warps<DV, Path::kUnitColumns>(p, u, shared.piece.place, w, shared.merge, threadIdx.x / 32, fresh_lane());
   }
 };
 

@@ -53,9 +53,9 @@ __device__ __forceinline__ void store_lse(const QkvAttend& p, const RowPlace& at
   if (p.lse) ((float*)p.lse)[at.row * (p.heads * p.group) + at.head] = lse;
 }
 
-// All warps of the block. `slot`: -1 = the unit is whole and its rows are written, else where its partial result goes.
+// All warps of the block. `place`: -1 = the unit is whole and its rows are written, else where its partial result goes.
 template <int D, int Columns, class State>
-__device__ void merge_warps(const QkvAttend& p, const Unit& u, int slot, State& w, MergeShared<D, Columns>& shared,
+__device__ void merge_warps(const QkvAttend& p, const Unit& u, int64_t place, State& w, MergeShared<D, Columns>& shared,
                             uint32_t warp, uint32_t lane) {
   const uint32_t g = lane / 4, t = lane % 4;
 #pragma unroll
@@ -91,7 +91,7 @@ __device__ void merge_warps(const QkvAttend& p, const Unit& u, int slot, State& 
     }
     __syncthreads();
   }
-  float* to = slot < 0 ? nullptr : partial(p, blockIdx.x, slot);
+  float* to = place < 0 ? nullptr : partial(p, (uint64_t)place);
   for (uint32_t c = warp; c < (uint32_t)min(Columns, u.columns); c += kWarps) {
     float most = kNoReference, sum = 0;
 #pragma unroll

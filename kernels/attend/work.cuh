@@ -1,8 +1,12 @@
 // Which block does what. The work of a launch is a list of units, one for each (sequence, kv head, column block) in that order.
-// A unit is a list of items: the pages of 64 tokens that a query sees, then the window 64 rows at a time, then the sink rows.
+// A unit is a list of items: the pages of 64 tokens that a query sees, then the window 16 rows at a time, then the sink rows.
+//
 // Each item has a weight, and block c takes the items that begin in [total c / blocks, total (c + 1) / blocks) of the weights
 // laid end to end. So no list is ever stored: every block finds its own place from the step buffer, and `combine` finds the
 // blocks that share a unit.
+//
+// With a fixed split a unit is cut into chunks of `split` items instead, whatever else is in the batch, and block c takes whole
+// chunks, those of number [total c / blocks, total (c + 1) / blocks): weights below are then numbers of chunks.
 #pragma once
 #include "../abi.h"
 #include "../ptx.cuh"
@@ -10,15 +14,17 @@
 namespace qkv {
 
 constexpr uint32_t kAllLanes = 0xffffffff;
+// Rows of an item of the window.
+constexpr int32_t kItemRows = 16;
 
 struct Items {
   // Pages [first_page, first_page + pages), window tokens [row_begin, row_end) and whether the sink rows are read.
   int32_t first_page, pages;
   int32_t row_begin, row_end;
-  int32_t row_tiles;
+  int32_t row_items;
   int32_t sinks;
 
-  __device__ __forceinline__ int32_t count() const { return max(pages + row_tiles + sinks, 1); }
+  __device__ __forceinline__ int32_t count() const { return max(pages + row_items + sinks, 1); }
 };
 
 // The items of a sequence, the same for all its heads.
@@ -30,7 +36,7 @@ __device__ __forceinline__ Items items_of(const QkvAttend& p, const QkvSequence&
   i.pages = max((int32_t)((uint32_t)s.new_packed + QKV_TILE - 1) / QKV_TILE - i.first_page, 0);
   i.row_begin = max(max(s.new_packed, (int32_t)p.sinks), low);
   i.row_end = p.direct ? i.row_begin : s.new_len;
-  i.row_tiles = max(i.row_end - i.row_begin + QKV_TILE - 1, 0) / QKV_TILE;
+  i.row_items = max(i.row_end - i.row_begin + kItemRows - 1, 0) / kItemRows;
   i.sinks = !p.direct && low < min((int32_t)p.sinks, s.new_len);
   return i;
 }
@@ -62,11 +68,18 @@ __device__ __forceinline__ QkvSequence sequence_of(const QkvAttend& p, uint32_t 
 __device__ __forceinline__ uint64_t unit_weight(const QkvAttend& p, const QkvSequence& s) {
   if (s.tokens <= 0) return 0;
   Items items = items_of(p, s);
+  if (p.split) return ((uint32_t)items.count() + p.split - 1) / p.split;
   return weight_before(p, items, items.count()) + p.unit_weight;
 }
 
-__device__ __forceinline__ uint32_t units_of_sequence(const QkvAttend& p) { return p.heads * p.column_blocks; }
+// Column blocks of a kv head of a sequence with new tokens.
+__device__ __forceinline__ uint32_t column_blocks(const QkvAttend& p, const QkvSequence& s) {
+  return ((uint32_t)min(s.tokens, (int32_t)p.max_query) * p.group + p.columns - 1) / p.columns;
+}
 
+__device__ __forceinline__ uint32_t units_of_sequence(const QkvAttend& p, const QkvSequence& s) {
+  return p.heads * column_blocks(p, s);
+}
 
 // Adds up the weights of all sequences, and of those before the one that holds `at` (or that is number `sequence`). A warp does it
 // alone, its lanes look at 32 sequences at a time.
@@ -75,7 +88,12 @@ __device__ __forceinline__ uint64_t weigh(const QkvAttend& p, uint32_t lane, Wan
   uint64_t before = 0;
   for (uint32_t first = 0; first < p.sequences; first += 32) {
     uint32_t i = first + lane;
-    uint64_t own = i < p.sequences ? unit_weight(p, sequence_of(p, i)) * units_of_sequence(p) : 0, sum = own;
+    uint64_t own = 0;
+    if (i < p.sequences) {
+      const QkvSequence s = sequence_of(p, i);
+      own = unit_weight(p, s) * (s.tokens > 0 ? units_of_sequence(p, s) : 0);
+    }
+    uint64_t sum = own;
 #pragma unroll
     for (int s = 1; s < 32; s *= 2) {
       uint64_t other = __shfl_up_sync(kAllLanes, sum, s);
@@ -126,11 +144,10 @@ __device__ __forceinline__ uint32_t block_of(const QkvAttend& p, uint64_t total,
   return (uint32_t)(((at + 1) * p.blocks_launched - 1) / total);
 }
 
-// f32 of a partial result: for each column the reference, the sum and value dim outputs; and its place for block c, which may have
-// one unit that others began (slot 0) and one that others end (slot 1).
-__device__ __forceinline__ float* partial(const QkvAttend& p, uint32_t c, uint32_t slot) {
-  uint64_t floats = (uint64_t)p.columns * (p.at[1].dim + 2);
-  return (float*)p.workspace + (2 * (uint64_t)c + slot) * floats;
+// f32 of partial result number `place`: for each column the reference, the sum and value dim outputs. Block c has places 2c, for a
+// unit that others began, and 2c + 1, for one that others end; with a fixed split each chunk has one.
+__device__ __forceinline__ float* partial(const QkvAttend& p, uint64_t place) {
+  return (float*)p.workspace + place * ((uint64_t)p.columns * (p.at[1].dim + 2));
 }
 
 // One (sequence, kv head, column block).
@@ -144,9 +161,8 @@ struct Unit {
 };
 
 __device__ __forceinline__ Unit unit_of(const QkvAttend& p, const QkvSequence& s, uint32_t sequence, uint32_t index) {
-  uint32_t first = index % p.column_blocks * p.columns;
-  int64_t left = (int64_t)s.tokens * p.group - first;
-  return {s, sequence, index / p.column_blocks, first, (int32_t)max(min(left, (int64_t)p.columns), (int64_t)0)};
+  const uint32_t blocks = column_blocks(p, s), first = index % blocks * p.columns;
+  return {s, sequence, index / blocks, first, (int32_t)min((uint32_t)s.tokens * p.group - first, p.columns)};
 }
 
 // Whether a sequence's queries are within what the launch was made for.
@@ -165,6 +181,8 @@ struct Piece {
   Unit unit;
   Items items;
   int32_t from, to;
+  // Of the partial result; -1: the unit is whole.
+  int64_t place;
 };
 
 // Moves the cursor to the next unit of which this block has items, and says which. False: there is none.
@@ -175,23 +193,36 @@ __device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece&
     if (weight == 0) continue;
     const Items items = items_of(p, s);
     if (c.unit == 0 && c.begin > c.at) c.unit = (uint32_t)((c.begin - c.at) / weight);
-    for (; c.unit < units_of_sequence(p); c.unit++) {
-      const uint64_t first = c.at + c.unit * weight;
-      if (first >= c.end) return false;
-      int32_t from = c.begin > first ? item_at(p, items, c.begin - first) : 0;
-      int32_t to = c.end - first >= weight ? items.count() : item_at(p, items, c.end - first);
+    const uint32_t units = units_of_sequence(p, s);
+    while (c.unit < units) {
+      const uint32_t unit = c.unit;
+      const uint64_t first = c.at + unit * weight;
+      if (max(c.begin, first) >= c.end) return false;
+      int32_t from, to;
+      int64_t place;
+      if (p.split) {
+        // Chunks of a unit one after the other.
+        const uint64_t chunk = max(c.begin, first);
+        from = (int32_t)((chunk - first) * p.split);
+        to = (int32_t)min((uint64_t)from + p.split, (uint64_t)items.count());
+        place = weight > 1 ? (int64_t)chunk : -1;
+        c.begin = chunk + 1;
+        c.unit += to == items.count();
+      } else {
+        from = c.begin > first ? item_at(p, items, c.begin - first) : 0;
+        to = c.end - first >= weight ? items.count() : item_at(p, items, c.end - first);
+        place = from > 0 ? 2 * (int64_t)blockIdx.x : to < items.count() ? 2 * (int64_t)blockIdx.x + 1 : -1;
+        c.unit++;
+      }
       if (from >= to) continue;
       if (!served(p, s)) {
-        if (c.unit == 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->bad_rows, 1);
+        if (unit == 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->bad_rows, 1);
         continue;
       }
-      Unit u = unit_of(p, s, c.sequence, c.unit);
-      if (u.columns == 0) continue;
-      piece = {u, items, from, to};
-      c.unit++;
+      piece = {unit_of(p, s, c.sequence, unit), items, from, to, place};
       return true;
     }
-    c.at += weight * units_of_sequence(p);
+    c.at += weight * units;
   }
   return false;
 }
@@ -207,6 +238,8 @@ __device__ __forceinline__ void for_pieces(const QkvAttend& p, Cursor& cursor, P
     if (total > 0) {
       c.begin = block_begin(p, total, blockIdx.x);
       c.end = block_begin(p, total, blockIdx.x + 1);
+      // Lengths that the host does not know of get no more memory.
+      if (p.split) c.end = min(c.end, (uint64_t)p.places);
       if (c.begin < c.end) c.sequence = sequence_at(p, lane, c.begin, c.at);
     }
     if (lane == 0) cursor = c;

@@ -569,13 +569,15 @@ pub struct QkvAttend {
     pub page_weight: u32,
     pub row_weight: u32,
     pub unit_weight: u32,
+    pub split: u32,
+    pub places: u32,
     pub blocks_launched: u32,
     pub scale: f32,
     pub softcap: f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of QkvAttend"][::core::mem::size_of::<QkvAttend>() - 496usize];
+    ["Size of QkvAttend"][::core::mem::size_of::<QkvAttend>() - 504usize];
     ["Alignment of QkvAttend"][::core::mem::align_of::<QkvAttend>() - 8usize];
     ["Offset of field: QkvAttend::q"][::core::mem::offset_of!(QkvAttend, q) - 0usize];
     ["Offset of field: QkvAttend::out"][::core::mem::offset_of!(QkvAttend, out) - 72usize];
@@ -611,10 +613,12 @@ const _: () = {
     ["Offset of field: QkvAttend::page_weight"][::core::mem::offset_of!(QkvAttend, page_weight) - 472usize];
     ["Offset of field: QkvAttend::row_weight"][::core::mem::offset_of!(QkvAttend, row_weight) - 476usize];
     ["Offset of field: QkvAttend::unit_weight"][::core::mem::offset_of!(QkvAttend, unit_weight) - 480usize];
+    ["Offset of field: QkvAttend::split"][::core::mem::offset_of!(QkvAttend, split) - 484usize];
+    ["Offset of field: QkvAttend::places"][::core::mem::offset_of!(QkvAttend, places) - 488usize];
     ["Offset of field: QkvAttend::blocks_launched"]
-        [::core::mem::offset_of!(QkvAttend, blocks_launched) - 484usize];
-    ["Offset of field: QkvAttend::scale"][::core::mem::offset_of!(QkvAttend, scale) - 488usize];
-    ["Offset of field: QkvAttend::softcap"][::core::mem::offset_of!(QkvAttend, softcap) - 492usize];
+        [::core::mem::offset_of!(QkvAttend, blocks_launched) - 492usize];
+    ["Offset of field: QkvAttend::scale"][::core::mem::offset_of!(QkvAttend, scale) - 496usize];
+    ["Offset of field: QkvAttend::softcap"][::core::mem::offset_of!(QkvAttend, softcap) - 500usize];
 };
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]

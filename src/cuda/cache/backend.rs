@@ -91,15 +91,16 @@ impl Backend for Cuda {
         out: &mut DeviceTensorMut<'_>,
         lse: Option<&mut DeviceSliceMut<'_, f32>>,
     ) -> Result<()> {
+        let mut params = *params;
+        params.fixed_split = params.fixed_split.or(self.options.split.map(|s| s.pages));
         launch::attend(
             &self.queue.device,
             self.queue.raw(),
             &self.config,
             layer,
             q,
-            params,
-            // A step without new tokens is one, too: nothing is attended then.
-            self.current.query_tokens.max(1),
+            &params,
+            self.current.query_tokens,
             &self.batch(),
             &self.layer_memory(layer),
             &self.step_memory(),

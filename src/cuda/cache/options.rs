@@ -20,12 +20,21 @@ pub struct CudaOptions {
     stream: CacheStream,
     /// Rows of a step, where memory depends on them.
     pub(super) rows: usize,
+    pub(super) split: Option<FixedSplit>,
+}
+
+/// How attention is cut, and the most that a step has of it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct FixedSplit {
+    pub(super) pages: usize,
+    query_heads: usize,
+    query_tokens: usize,
 }
 
 impl CudaOptions {
     /// A cache on this device, whose work goes to this stream.
     pub fn new(device: &Device, stream: impl Into<CacheStream>) -> Self {
-        Self { device: device.clone(), stream: stream.into(), rows: 16_384 }
+        Self { device: device.clone(), stream: stream.into(), rows: 16_384, split: None }
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -37,11 +46,24 @@ impl CudaOptions {
     pub fn with_rows(self, rows: usize) -> Self {
         Self { rows, ..self }
     }
+
+    /// Batch invariance: the results of a sequence have the same bits whatever else is in the batch. `attend` cuts each sequence every
+    /// `pages` pages of 64 tokens (8 to 64 are usual; see [`DeviceAttendParams::fixed_split`](launch::DeviceAttendParams)), for
+    /// models of `query_heads` heads and steps of up to `query_tokens` new tokens a sequence. It takes memory for every split of
+    /// every sequence, which [`KvCache::bytes_allocated`] counts; a step that needs more is refused. Appending and prefill are
+    /// invariant anyhow.
+    #[must_use]
+    pub fn with_fixed_split(self, pages: usize, query_heads: usize, query_tokens: usize) -> Self {
+        Self { split: Some(FixedSplit { pages, query_heads, query_tokens }), ..self }
+    }
 }
 
 impl KvCache<Cuda> {
     /// A cache on a device with room for `max_sequences` sequences of `max_tokens`; its work goes to `stream`
     /// (an `Arc<CudaStream>`, or [`CacheStream::from_raw`]). [`on_backend`](Self::on_backend) takes more options.
+    ///
+    /// Heads of any size are stored, but `attend` has kernels for 64, 80, 96, 112, 128 and 256 channels and for 192 of keys with 128
+    /// of values: for others [`attend_workspace`](launch::attend_workspace) and `attend` are errors.
     ///
     /// # Errors
     /// As [`CacheConfig::validate`]; [`Error::Unsupported`] for an f32 window or what the kernels do not store;
@@ -188,8 +210,13 @@ impl Cuda {
             *x += area.address();
         }
         at.tile.iter_mut().for_each(|x| *x += area.address());
-        // Heads that `attend` has no kernel for need none; it says so when it is called.
-        let elements = launch::attend_workspace(&options.device, c).unwrap_or(0);
+        let elements = match options.split {
+            // Heads that `attend` has no kernel for need none; it says so when it is called.
+            None => launch::attend_workspace(&options.device, c).unwrap_or(0),
+            Some(s) => {
+                launch::attend_workspace_fixed(c, s.pages, s.query_heads, c.max_sequences, s.query_tokens)?
+            }
+        };
         let workspace = DeviceBuffer::new(&options.device, product("workspace", &[elements, 4])?)?;
         let staging = Staging::new(&options.device, words, options.rows * 8)?;
         let mut cache = Self {

@@ -1,32 +1,91 @@
 use super::append::{LayerParts, layer_of};
 use super::instances::{Instance, instance};
 use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
-use crate::config::CacheConfig;
+use crate::config::{CacheConfig, query_group};
 use crate::cuda::abi::QkvAttend;
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
 use crate::error::{Error, Result};
-use crate::layout::TILE;
 use crate::tensor::Dtype;
 
 const THREADS: u32 = 128;
+/// Exact rows that are one item of work, as a page is.
+const ITEM_ROWS: usize = 16;
 
-/// f32 elements of workspace that [`attend`] needs on this device, whatever the batch.
+/// f32 elements of workspace that [`attend`] needs on this device, whatever the batch, unless splits are fixed.
 ///
 /// # Errors
 /// As [`CacheConfig::validate`]; [`Error::Unsupported`] for head dims without a kernel.
 pub fn attend_workspace(device: &Device, config: &CacheConfig) -> Result<usize> {
     config.validate()?;
-    let of = |i: &Instance| i.blocks(device) as usize * 2 * i.columns * (config.value_dim + 2);
+    let of = |i: &Instance| i.blocks(device) as usize * 2 * place(i, config);
     let mut most = 0;
     for l in &config.layers {
-        // Few columns, and more than fixed point takes.
-        for columns in [1, usize::MAX] {
-            let i = instance((config.key_dim, config.value_dim), l, columns, true)?;
-            most = most.max(of(i));
+        // Any number of columns, on both paths.
+        for columns in [1, 5, 9] {
+            for integer in [false, true] {
+                let i = instance((config.key_dim, config.value_dim), l, columns, integer)?;
+                most = most.max(of(i));
+            }
         }
     }
     Ok(most)
+}
+
+/// f32 elements of workspace that [`attend`] needs with [`fixed_split`](DeviceAttendParams::fixed_split) `pages`, for batches of
+/// up to `sequences` sequences that have up to `max_query_len` new tokens, of `query_heads` heads: room for every split of every
+/// sequence as long as the configuration allows.
+///
+/// # Errors
+/// As [`CacheConfig::validate`]; [`Error::Unsupported`] for head dims without a kernel, no pages or query heads that kv heads do
+/// not divide; [`Error::Capacity`] if there are more than 2^31 splits.
+pub fn attend_workspace_fixed(
+    config: &CacheConfig,
+    pages: usize,
+    query_heads: usize,
+    sequences: usize,
+    max_query_len: usize,
+) -> Result<usize> {
+    config.validate()?;
+    DeviceAttendParams::new().with_fixed_split(pages).check(query_heads)?;
+    let group = query_group(query_heads, config.kv_heads)?;
+    let mut most = 0;
+    for l in &config.layers {
+        for integer in [false, true] {
+            let i = instance((config.key_dim, config.value_dim), l, group, integer)?;
+            let units = column_blocks(i, group, max_query_len)
+                .saturating_mul(config.kv_heads)
+                .saturating_mul(sequences);
+            most = most.max(places(config, units, pages, config.blocks_per_sequence())? * place(i, config));
+        }
+    }
+    Ok(most)
+}
+
+/// f32 elements of a partial result.
+fn place(i: &Instance, c: &CacheConfig) -> usize {
+    i.columns * (c.value_dim + 2)
+}
+
+/// Partial results of so many units in splits of `pages`, over block tables of `width`.
+fn places(c: &CacheConfig, units: usize, pages: usize, width: usize) -> Result<usize> {
+    let items = width + c.window_rows().div_ceil(ITEM_ROWS) + usize::from(c.sinks > 0);
+    let chunks = items.div_ceil(pages);
+    let n = if chunks > 1 { units.saturating_mul(chunks) } else { 0 };
+    if n > i32::MAX as usize {
+        return Err(Error::Capacity {
+            what: "splits of a launch (sequences x kv heads x column blocks x splits of a sequence)",
+            needed: n,
+            available: i32::MAX as usize,
+            help: "attend fewer sequences at a time, or use larger splits",
+        });
+    }
+    Ok(n)
+}
+
+/// Units of a kv head of a sequence.
+fn column_blocks(i: &Instance, group: usize, query_tokens: usize) -> usize {
+    group.saturating_mul(query_tokens).div_ceil(i.columns)
 }
 
 /// Whether queries and weights may be in fixed point: not where 8-bit products are slow.
@@ -43,15 +102,20 @@ fn integer_is_fast(device: &Device) -> bool {
 /// nothing has output 0 and LSE -inf (its sink logit where there is one). A row with NaN or infinity in its query is NaN.
 /// Rows of no sequence are left as they are.
 ///
-/// It is made for decoding and speculation: up to 8 rows of a kv head (queries times its query heads) share one pass over
-/// the pages; more take a pass for each 8. Use [`prefill`](super::prefill) for long chunks.
+/// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads; 8 for heads of more than 128
+/// channels) share one pass over the pages; more take a pass for each 16. Use [`prefill`](super::prefill) for long chunks.
 ///
-/// `max_query_len` is the most new tokens that a sequence of the batch has. One that has more is left out, and counted in the
+/// `max_query_len` is the most new tokens that a sequence of the batch has; 0 is nothing to do. One that has more is left out, and counted in the
 /// status as `bad_rows`. A page whose block is outside the pool takes no part and is counted as `missing_blocks`.
 ///
 /// `batch`, `memory` and `step` are those of `begin_step` and `append`, which come before on the same stream. `workspace` has
 /// [`attend_workspace`] elements; what it holds does not matter, but no other launch may use it at the same time. For a given batch
 /// and device the result has the same bits every time.
+///
+/// With [`fixed_split`](DeviceAttendParams::fixed_split) a sequence's results also have the same bits whatever else is in the batch,
+/// wherever it stands there, whatever `max_query_len` is, and however many multiprocessors the device has: work is cut where the sequence says,
+/// not where it would be even, and the kernel follows the number of query heads alone. `workspace` then has
+/// [`attend_workspace_fixed`] elements.
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration;
@@ -78,13 +142,7 @@ pub fn attend(
     let (rows, sequences) = (batch.rows(), batch.sequences());
     let query_heads = q.dims()[1];
     let no = |what, got: String, why: &str| Err(Error::Unsupported { what, got, why: why.into() });
-    if query_heads == 0 || !query_heads.is_multiple_of(c.kv_heads) {
-        return no(
-            "query heads",
-            query_heads.to_string(),
-            &format!("a multiple of the {} kv heads is needed", c.kv_heads),
-        );
-    }
+    let group = query_group(query_heads, c.kv_heads)?;
     check::same_dims("q", [rows, query_heads, c.key_dim], q.dims())?;
     check::same_dims("out", [rows, query_heads, c.value_dim], out.dims())?;
     check::sizes("q", q.dims())?;
@@ -94,10 +152,6 @@ pub fn attend(
     }
     if params.bidirectional.is_some_and(|b| !b.is_empty()) {
         return no("bidirectional", "ranges".into(), "only prefill takes them");
-    }
-    let group = query_heads / c.kv_heads;
-    if max_query_len == 0 {
-        return no("max_query_len", "0".into(), "it is the most new tokens that a sequence has, at least 1");
     }
     if let Some(lse) = &lse {
         check::len("lse", rows * query_heads, lse.len())?;
@@ -119,16 +173,15 @@ pub fn attend(
     step.home(device)?;
     batch.home(device)?;
     let dims = (c.key_dim, c.value_dim);
-    let i = instance(
-        dims,
-        l,
-        group.saturating_mul(max_query_len),
-        !params.exact_queries && integer_is_fast(device),
-    )?;
+    // Where splits are fixed, so is the kernel.
+    let columns = if params.fixed_split.is_some() { group } else { group.saturating_mul(max_query_len) };
+    let i = instance(dims, l, columns, !params.exact_queries && integer_is_fast(device))?;
     let parts = LayerParts::new(c, l, memory)?;
-    check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
+    if params.fixed_split.is_none() {
+        check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
+    }
     check::address("workspace", workspace.address(), 4)?;
-    if rows == 0 || sequences == 0 {
+    if rows == 0 || sequences == 0 || max_query_len == 0 {
         return Ok(());
     }
     check::count("rows", rows)?;
@@ -142,7 +195,8 @@ pub fn attend(
             "the device has too little shared memory",
         );
     }
-    let column_blocks = group.saturating_mul(max_query_len.min(rows)).div_ceil(i.columns);
+    check::count("rows of a kv head", group.saturating_mul(max_query_len.min(rows)))?;
+    let column_blocks = column_blocks(i, group, max_query_len.min(rows));
     let per_sequence = c.kv_heads.saturating_mul(column_blocks);
     let units = sequences.checked_mul(per_sequence).filter(|n| *n <= i32::MAX as usize);
     let Some(units) = units else {
@@ -162,6 +216,15 @@ pub fn attend(
             available: i32::MAX as usize,
             help: "spread the layer over several caches",
         });
+    }
+    let mut splits = 0;
+    if let Some(pages) = params.fixed_split {
+        splits = places(c, units, pages, width.min(c.blocks_per_sequence()))?;
+        check::at_least(
+            "workspace for fixed splits (attend_workspace_fixed)",
+            splits * place(i, c),
+            workspace.len(),
+        )?;
     }
     // Costs in units of 256 bytes; a unit costs about what loading its queries and merging its warps takes.
     let weight = |bytes: usize| (bytes / 256).max(1) as u32;
@@ -197,8 +260,10 @@ pub fn attend(
         column_blocks: column_blocks as u32,
         sliding_window: l.sliding_window.map_or(0, |w| w.min(i32::MAX as usize) as u32),
         page_weight: weight(parts.pages.page_bytes),
-        row_weight: weight(TILE * 2 * (c.key_dim + c.value_dim)),
+        row_weight: weight(ITEM_ROWS * 2 * (c.key_dim + c.value_dim)),
         unit_weight: weight(4096),
+        split: params.fixed_split.map_or(0, |pages| pages.min(i32::MAX as usize) as u32),
+        places: splits as u32,
         blocks_launched,
         scale: params.scale_for(c.key_dim),
         softcap: params.softcap.unwrap_or(0.0),

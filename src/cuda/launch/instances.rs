@@ -5,6 +5,7 @@ use crate::cuda::Device;
 use crate::cuda::device::Kernel;
 use crate::error::{Error, Result};
 use crate::format::{Affine, Axis, Format, Fp8Kind};
+use std::cmp::Reverse;
 
 /// A kernel and what it was made for.
 #[derive(Debug, Clone, Copy)]
@@ -52,34 +53,52 @@ impl Codes {
 #[rustfmt::skip]
 pub(crate) const INSTANCES: &[Instance] = &[
     Instance { kernel: Kernel::AttendAny64, key_dim: 64, value_dim: 64, columns: 8, formats: None, integer: false, shared: 21_024, resident: 2 },
+    Instance { kernel: Kernel::AttendAnyWide64, key_dim: 64, value_dim: 64, columns: 16, formats: None, integer: false, shared: 25_536, resident: 2 },
     Instance { kernel: Kernel::AttendAny80, key_dim: 80, value_dim: 80, columns: 8, formats: None, integer: false, shared: 22_688, resident: 2 },
+    Instance { kernel: Kernel::AttendAnyWide80, key_dim: 80, value_dim: 80, columns: 16, formats: None, integer: false, shared: 28_864, resident: 2 },
     Instance { kernel: Kernel::AttendAny96, key_dim: 96, value_dim: 96, columns: 8, formats: None, integer: false, shared: 23_200, resident: 2 },
+    Instance { kernel: Kernel::AttendAnyWide96, key_dim: 96, value_dim: 96, columns: 16, formats: None, integer: false, shared: 29_888, resident: 2 },
     Instance { kernel: Kernel::AttendAny112, key_dim: 112, value_dim: 112, columns: 8, formats: None, integer: false, shared: 24_864, resident: 2 },
+    Instance { kernel: Kernel::AttendAnyWide112, key_dim: 112, value_dim: 112, columns: 16, formats: None, integer: false, shared: 33_216, resident: 2 },
     Instance { kernel: Kernel::AttendAny128, key_dim: 128, value_dim: 128, columns: 8, formats: None, integer: false, shared: 25_376, resident: 2 },
+    Instance { kernel: Kernel::AttendAnyWide128, key_dim: 128, value_dim: 128, columns: 16, formats: None, integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendAny256, key_dim: 256, value_dim: 256, columns: 8, formats: None, integer: false, shared: 34_080, resident: 2 },
     Instance { kernel: Kernel::AttendAny192128, key_dim: 192, value_dim: 128, columns: 8, formats: None, integer: false, shared: 29_728, resident: 2 },
     Instance { kernel: Kernel::AttendF16Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 21_024, resident: 3 },
+    Instance { kernel: Kernel::AttendF16Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 25_536, resident: 3 },
     Instance { kernel: Kernel::AttendF16Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendF16Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendE4m3Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 21_024, resident: 3 },
+    Instance { kernel: Kernel::AttendE4m3Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 25_536, resident: 3 },
     Instance { kernel: Kernel::AttendE4m3Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendE4m3Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendInt8Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: true, shared: 18_640, resident: 4 },
     Instance { kernel: Kernel::AttendInt8Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: true, shared: 20_176, resident: 4 },
     Instance { kernel: Kernel::AttendInt8Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: false, shared: 21_024, resident: 3 },
+    Instance { kernel: Kernel::AttendInt8Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: false, shared: 25_536, resident: 3 },
     Instance { kernel: Kernel::AttendInt8Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendInt8Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendDefault4Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: true, shared: 22_736, resident: 4 },
     Instance { kernel: Kernel::AttendDefault4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: true, shared: 28_880, resident: 3 },
     Instance { kernel: Kernel::AttendDefault4Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 21_024, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault4Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 25_536, resident: 3 },
     Instance { kernel: Kernel::AttendDefault4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault4Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendDefault2Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 22_736, resident: 4 },
     Instance { kernel: Kernel::AttendDefault2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 28_880, resident: 3 },
     Instance { kernel: Kernel::AttendDefault2Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 21_024, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault2Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 25_536, resident: 2 },
     Instance { kernel: Kernel::AttendDefault2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 25_376, resident: 2 },
+    Instance { kernel: Kernel::AttendDefault2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendToken4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: true, shared: 20_176, resident: 4 },
     Instance { kernel: Kernel::AttendToken4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendToken4Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendToken2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: true, shared: 20_176, resident: 4 },
     Instance { kernel: Kernel::AttendToken2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendToken2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendToken1Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: true, shared: 20_176, resident: 4 },
     Instance { kernel: Kernel::AttendToken1Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 25_376, resident: 3 },
+    Instance { kernel: Kernel::AttendToken1Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 34_240, resident: 2 },
 ];
 
 impl Instance {
@@ -96,7 +115,8 @@ impl Instance {
 }
 
 /// The kernel for `columns` (queries times query heads of a kv head) over a layer: one for its formats where there is one, on the
-/// integer path where `integer` allows it and all columns fit.
+/// integer path where `integer` allows it and all columns fit; else the one that takes the fewest passes over the pages, and has no
+/// more columns than that needs.
 pub(crate) fn instance(
     dims: (usize, usize),
     layer: &LayerConfig,
@@ -104,7 +124,9 @@ pub(crate) fn instance(
     integer: bool,
 ) -> Result<&'static Instance> {
     let usable = |i: &&Instance| i.fits(dims, layer) && (!i.integer || (integer && columns <= i.columns));
-    let rank = |i: &&Instance| (i.integer, i.formats.is_some());
+    let rank = |i: &&Instance| {
+        (i.integer, i.formats.is_some(), Reverse(columns.div_ceil(i.columns)), Reverse(i.columns))
+    };
     INSTANCES.iter().filter(usable).max_by_key(rank).ok_or_else(|| Error::Unsupported {
         what: "head dims",
         got: format!("{} and {}", dims.0, dims.1),

@@ -28,7 +28,7 @@ mod quantize;
 mod step;
 
 pub use append::{LayerMemory, append, page_bytes};
-pub use attend::{attend, attend_workspace};
+pub use attend::{attend, attend_workspace, attend_workspace_fixed};
 #[doc(hidden)]
 pub use checks::{Product, check_layout, check_mma};
 pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};

@@ -1,6 +1,6 @@
 use crate::config::check_factors;
 use crate::cuda::{DeviceSlice, check};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Parameters of an attention launch: `softmax(mask(softcap(scale * q·k))) · v`, as
 /// [`AttendParams`](crate::AttendParams) with its arrays in device memory.
@@ -19,6 +19,9 @@ pub struct DeviceAttendParams<'a> {
     /// Queries stay floating-point numbers. Otherwise up to 4 rows of a kv head over affine formats are rounded to 16-bit fixed point,
     /// which is more exact than f16 but for queries with a few very large elements beside much smaller ones (`attend`).
     pub exact_queries: bool,
+    /// Pages of 64 tokens of a split, where a sequence's results must have the same bits whatever else is in the batch; `None` = the
+    /// work is spread evenly over the device (`attend`).
+    pub fixed_split: Option<usize>,
 }
 
 impl<'a> DeviceAttendParams<'a> {
@@ -52,9 +55,22 @@ impl<'a> DeviceAttendParams<'a> {
         Self { exact_queries: true, ..self }
     }
 
+    /// Batch invariance: each sequence is cut every so many pages of 64 tokens. Fewer pages spread few sequences over more of the
+    /// device; more take less workspace and fewer joins. 8 to 64 are usual.
+    pub fn with_fixed_split(self, pages: usize) -> Self {
+        Self { fixed_split: Some(pages), ..self }
+    }
+
     /// Checks factors and array lengths. Values in device memory are not read: a NaN sink logit makes its head's rows NaN.
     pub(crate) fn check(&self, query_heads: usize) -> Result<()> {
         check_factors(self.scale, self.softcap)?;
+        if self.fixed_split == Some(0) {
+            return Err(Error::Unsupported {
+                what: "fixed_split",
+                got: "0 pages".into(),
+                why: "a split has at least one page of 64 tokens".into(),
+            });
+        }
         if let Some(s) = self.sink_logits {
             check::len("sink_logits", query_heads, s.len())?;
             check::address("sink_logits", s.address(), 4)?;

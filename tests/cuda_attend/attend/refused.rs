@@ -133,9 +133,6 @@ fn what_attend_refuses() {
         }),
         (Call { q: [1, 4, 32], ..scene.call() }, |e| matches!(e, Error::Shape { what: "q", .. })),
         (Call { out: [1, 2, 64], ..scene.call() }, |e| matches!(e, Error::Shape { what: "out", .. })),
-        (Call { max_query_len: 0, ..scene.call() }, |e| {
-            matches!(e, Error::Unsupported { what: "max_query_len", .. })
-        }),
         (Call { dtype: Dtype::F32, ..scene.call() }, |e| matches!(e, Error::Unsupported { what: "q", .. })),
         (with(plain.with_bidirectional((&ranges).into())), |e| {
             matches!(e, Error::Unsupported { what: "bidirectional", .. })
@@ -145,6 +142,11 @@ fn what_attend_refuses() {
         }),
         (Call { lse: 1, ..scene.call() }, |e| matches!(e, Error::Length { what: "lse", .. })),
         (Call { workspace: 1, ..scene.call() }, |e| matches!(e, Error::Length { what: "workspace", .. })),
+        (with(plain.with_fixed_split(0)), |e| matches!(e, Error::Unsupported { what: "fixed_split", .. })),
+        (
+            Call { workspace: scene.still.workspace.len(), ..with(plain.with_fixed_split(1)) },
+            |e| matches!(e, Error::Length { what, got: 0, .. } if what.starts_with("workspace")),
+        ),
         (Call { misplaced: [2, 0], ..scene.call() }, |e| matches!(e, Error::Address { what: "lse", .. })),
         (Call { misplaced: [0, 2], ..scene.call() }, |e| {
             matches!(e, Error::Address { what: "workspace", .. })
@@ -176,12 +178,13 @@ fn what_attend_refuses() {
 #[test]
 fn no_rows_are_nothing_to_do() {
     let mut scene = Scene::new();
-    let none = Call { q: [0, 4, 64], out: [0, 4, 64], ..scene.call() };
+    let none =
+        [Call { q: [0, 4, 64], out: [0, 4, 64], ..scene.call() }, Call { max_query_len: 0, ..scene.call() }];
     scene.gpu.stream.synchronize().unwrap();
     if let Some(s) = scene.gpu.simulator {
         s.take_stats();
     }
-    scene.run(&none).unwrap();
+    none.iter().for_each(|call| scene.run(call).unwrap());
     scene.gpu.stream.synchronize().unwrap();
     if let Some(s) = scene.gpu.simulator {
         assert_eq!(s.take_stats().len(), 0);

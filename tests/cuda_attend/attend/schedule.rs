@@ -18,7 +18,7 @@ impl Weights {
     fn new(c: &CacheConfig) -> Self {
         let of = |bytes: usize| (bytes / 256).max(1) as u64;
         let page = of(page_bytes(c, 0).unwrap());
-        Self { page, row: of(64 * 2 * (c.key_dim + c.value_dim)), unit: of(4096) }
+        Self { page, row: of(16 * 2 * (c.key_dim + c.value_dim)), unit: of(4096) }
     }
 }
 
@@ -35,7 +35,7 @@ fn items(c: &CacheConfig, w: &Weights, len: usize) -> Vec<(u64, usize)> {
     let tiles = len.saturating_sub(residual) / 64;
     let rows = len - (64 * tiles).max(c.sinks);
     let mut all: Vec<_> = (0..tiles).map(|t| (w.page, if t == 0 { 64 - c.sinks } else { 64 })).collect();
-    all.extend((0..rows).step_by(64).map(|at| (w.row, 64.min(rows - at))));
+    all.extend((0..rows).step_by(16).map(|at| (w.row, 16.min(rows - at))));
     if c.sinks > 0 {
         all.push((w.row, c.sinks));
     }
@@ -106,17 +106,17 @@ fn blocks_do_what_the_plan_says() {
     assert_eq!(counted, 2 * uneven(long).iter().sum::<usize>());
 }
 
-/// One sequence of 64k tokens and fifteen of 4k. An item is never cut, and 64 exact rows weigh as much as six pages of 2 bits: on
-/// the largest grid one of them is an eighth of a block's share.
+/// One sequence of 64k tokens and fifteen of 4k.
 #[test]
 fn the_busiest_block_has_a_tenth_more_than_the_mean() {
     let token = |bits, group| Format::from(Affine::per_token(bits, group));
     for d in [64, 128] {
-        for ((key, value), limit) in [
-            ((Format::F16, Format::F16), 1.1),
-            ((token(Bits::B8, d), token(Bits::B8, d)), 1.1),
-            (CacheConfig::default_formats(Bits::B4, d), 1.1),
-            (CacheConfig::default_formats(Bits::B2, d), 1.125),
+        for (key, value) in [
+            (Format::F16, Format::F16),
+            (token(Bits::B8, d), token(Bits::B8, d)),
+            CacheConfig::default_formats(Bits::B4, d),
+            CacheConfig::default_formats(Bits::B2, d),
+            CacheConfig::default_formats(Bits::B1, d),
         ] {
             let c = config(key, value, 8, d).with_capacity(16, 65_536 + 64);
             // Multiprocessors of A100 and H200 and what they hold.
@@ -125,7 +125,7 @@ fn the_busiest_block_has_a_tenth_more_than_the_mean() {
                 let most = loads.iter().map(|l| l.weight).max().unwrap() as f64;
                 let mean = loads.iter().map(|l| l.weight).sum::<u64>() as f64 / blocks as f64;
                 let what = format!("{key:?} {value:?}, {d} channels, {blocks} blocks");
-                assert!(most <= limit * mean, "{what}: {:.3} of the mean", most / mean);
+                assert!(most <= 1.1 * mean, "{what}: {:.3} of the mean", most / mean);
             }
         }
     }

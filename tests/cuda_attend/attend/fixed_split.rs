@@ -1,0 +1,95 @@
+//! Fixed splits: the bits of a sequence's results do not depend on the rest of the batch.
+
+use super::edges::Still;
+use super::{config, own};
+use crate::gpu::{Gpu, Random};
+use qkv::cuda::launch::{DeviceAttendParams, attend_workspace_fixed};
+use qkv::{Affine, Bits, CacheConfig, Error};
+
+const LENS: [usize; 4] = [700, 1990, 40, 333];
+const WIDTH: usize = 2048 / 64;
+
+/// The results of some sequences of `LENS`, which have the same pages, rows and queries in every batch.
+fn batch(
+    gpu: &Gpu,
+    c: &CacheConfig,
+    members: &[usize],
+    group: usize,
+    split: Option<usize>,
+    max_query_len: usize,
+) -> Vec<Vec<u32>> {
+    let c = c.clone().with_capacity(LENS.len(), 2048);
+    let lens: Vec<usize> = members.iter().map(|m| LENS[*m]).collect();
+    let mut still = Still::with_blocks(gpu, c.clone(), &lens, LENS.len() * WIDTH).filled(gpu);
+    // Blocks and rows follow the sequence, not its place in the batch.
+    let mut lengths = vec![0i32; 2 * LENS.len()];
+    let of = gpu.down(&still.lengths);
+    for (i, m) in members.iter().enumerate() {
+        lengths[2 * m..2 * m + 2].copy_from_slice(&of[2 * i..2 * i + 2]);
+    }
+    still.lengths = gpu.up(&lengths);
+    still.seats = gpu.up(&members.iter().map(|m| *m as i32).collect::<Vec<_>>());
+    let blocks =
+        |m: &usize| (0..WIDTH).map(|i| ((m * WIDTH + i) * 5 % (LENS.len() * WIDTH)) as i32).collect();
+    still.tables = gpu.up(&members.iter().flat_map::<Vec<i32>, _>(blocks).collect::<Vec<_>>());
+    for (i, window) in still.layer.window.iter_mut().enumerate() {
+        let mut random = Random::new(70 + i as u64);
+        // f16 below 1
+        let rows: Vec<u16> = (0..window.len()).map(|_| random.bits() as u16 & 0xbbff).collect();
+        *window = gpu.up(&rows);
+    }
+    let row = c.kv_heads * group * c.key_dim;
+    let q: Vec<f32> = members.iter().flat_map(|m| Random::new(90 + *m as u64).normals(row)).collect();
+    let mut params = DeviceAttendParams::new();
+    params.fixed_split = split;
+    if let Some(pages) = split {
+        let heads = c.kv_heads * group;
+        let n = attend_workspace_fixed(&c, pages, heads, members.len(), max_query_len).unwrap();
+        // Exactly as much as is asked for: the simulator sees what lies behind.
+        still.workspace = gpu.up(&vec![f32::NAN; n.max(1)]);
+    }
+    let out = still.attend_with(gpu, group, &q, &params, max_query_len);
+    assert!(out.iter().all(|x| x.is_finite()));
+    out.chunks(c.kv_heads * group * c.value_dim).map(|r| r.iter().map(|x| x.to_bits()).collect()).collect()
+}
+
+#[test]
+fn a_sequence_has_the_same_bits_in_every_batch() {
+    let gpu = Gpu::new();
+    let mut formats = own(128);
+    // One without a kernel of its own.
+    formats.push((Affine::per_channel(Bits::B3, 32).into(), Affine::per_token(Bits::B4, 32).into()));
+    let mut even_differs = false;
+    for (i, (key, value)) in formats.into_iter().enumerate() {
+        let group = [1, 4, 8, 12][i % 4];
+        let pages = [1, 4, 7, 64][i / 2 % 4];
+        let mut c = config(key, value, 2, 128);
+        if i % 3 == 1 {
+            c = c.with_sliding_window(Some(500));
+        }
+        let all = batch(&gpu, &c, &[0, 1, 2, 3], group, Some(pages), 1);
+        let few = batch(&gpu, &c, &[3, 1], group, Some(pages), 3);
+        let one = batch(&gpu, &c, &[1], group, Some(pages), 1);
+        let what = format!("{key:?} {value:?} group {group}, {pages} pages");
+        assert_eq!(few, [all[3].clone(), all[1].clone()], "{what}");
+        assert_eq!(one, [all[1].clone()], "{what}");
+        even_differs |= batch(&gpu, &c, &[1], group, None, 1)
+            != [batch(&gpu, &c, &[0, 1, 2, 3], group, None, 1)[1].clone()];
+    }
+    assert!(even_differs, "the comparison sees no difference where there must be some");
+}
+
+#[test]
+fn too_little_workspace_and_empty_splits_are_refused() {
+    let (key, value) = CacheConfig::default_formats(Bits::B4, 64);
+    let c = config(key, value, 2, 64).with_capacity(2, 8192);
+    let refused = attend_workspace_fixed(&c, 0, 4, 2, 1).unwrap_err();
+    assert!(matches!(&refused, Error::Unsupported { what: "fixed_split", .. }), "{refused}");
+    let refused = attend_workspace_fixed(&c, 16, 3, 2, 1).unwrap_err();
+    assert!(matches!(&refused, Error::Unsupported { what: "query heads", .. }), "{refused}");
+    let refused = attend_workspace_fixed(&c, 1, 4, usize::MAX, 1).unwrap_err();
+    assert!(matches!(&refused, Error::Capacity { .. }), "{refused}");
+    // 127 pages, 8 items of rows and the sinks in splits of 64: three places of 4 columns for each kv head of each sequence.
+    let n = attend_workspace_fixed(&c, 64, 4, 2, 1).unwrap();
+    assert_eq!(n, 3 * 2 * 2 * 8 * (64 + 2), "the f16 path has 8 columns");
+}
