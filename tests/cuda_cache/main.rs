@@ -33,6 +33,7 @@ mod special;
 mod splits;
 
 mod calls;
+mod invariance;
 mod model_loop;
 mod owners;
 mod twins;

@@ -50,7 +50,7 @@ impl CudaOptions {
     /// Batch invariance: the results of a sequence have the same bits whatever else is in the batch. `attend` cuts each sequence every
     /// `pages` pages of 64 tokens (8 to 64 are usual; see [`DeviceAttendParams::fixed_split`](launch::DeviceAttendParams)), for
     /// models of `query_heads` heads and steps of up to `query_tokens` new tokens a sequence. It takes memory for every split of
-    /// every sequence, which [`KvCache::bytes_allocated`] counts; a step that needs more is refused. Appending and prefill are
+    /// every sequence, which [`KvCache::scratch_bytes`] counts; an `attend` that needs more is refused. Appending and prefill are
     /// invariant anyhow.
     #[must_use]
     pub fn with_fixed_split(self, pages: usize, query_heads: usize, query_tokens: usize) -> Self {
