@@ -540,10 +540,15 @@ struct QkvPrefill {
   /* New tokens of a sequence at most, and blocks of query rows that these make. */
   uint32_t max_query_len;
   uint32_t row_blocks;
+  /* Pages of each sequence and kv head, from the first that is seen, that lie decoded in `decoded`. */
+  uint32_t decoded_pages;
+  uint32_t reserved;
   float scale;
   /* 0 = none. */
   float softcap;
+  /* [sequences, heads, decoded_pages] of DecodedPage (kernels/prefill_decode.cuh). */
+  uint64_t decoded;
 };
-QKV_SIZE(QkvPrefill, 624);
+QKV_SIZE(QkvPrefill, 640);
 
 #endif

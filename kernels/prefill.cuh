@@ -17,7 +17,7 @@
 // A value that is no number must not reach rows that do not see its token, and 0 * NaN is NaN: in tiles with a mask such values
 // are looked for, set to 0, and the sums of rows that do see them are set to NaN.
 #pragma once
-#include "prefill_pages.cuh"
+#include "prefill_decode.cuh"
 #include "prefill_queries.cuh"
 #include "prefill_rows.cuh"
 #include "prefill_tile.cuh"
@@ -139,11 +139,9 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
     }
     return x;
   };
-  auto scale_of = [&](int op) { return p.scales[op] ? __ldg((const float*)p.scales[op] + w.head) : 1.0f; };
-  auto shift_of = [](uint32_t group) -> uint32_t { return group & (group - 1) ? 31 : 31 - __clz(group | 1); };
   float* scratch = (float*)(shared + S::kKey + 2 * DK);
-  Staged keys = {p.format[0], p.at[0], shared + S::kKey, kRowBytes<DK>, scratch, kRowBytes<DK> / 4, 0, scale_of(0), shift_of(p.format[0].group), 1.0f};
-  Staged values = {p.format[1], p.at[1], shared + S::kValue, kRowBytes<DV>, scratch, kRowBytes<DK> / 4, 0, scale_of(1), shift_of(p.format[1].group), 1.0f};
+  Staged keys = staged_operand<DK>(p, 0, w.head, shared + S::kKey, scratch, kRowBytes<DK> / 4);
+  Staged values = staged_operand<DV>(p, 1, w.head, shared + S::kValue, scratch, kRowBytes<DK> / 4);
 
   // Channels that the head does not have: pages do not write them.
   auto clear_keys = [&] {
@@ -189,7 +187,12 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
     wide = false;
     if (live) {
       if (page) {
-        wide = stage_page<true>(values, tile.data);
+        if (const uint8_t* from = decoded_page<DK, DV>(p, w, tile.first)) {
+          values.factor = DecodedPage<DK, DV>::factor(from, 1);
+          copy_page(values.tile, from + DecodedPage<DK, DV>::kValue, DecodedPage<DK, DV>::kValueBytes);
+        } else {
+          wide = stage_page<true>(values, tile.data);
+        }
       } else {
         stage_rows<DV>(values, exact(1), tile.first, tile.count, bf16_values);
       }
@@ -287,7 +290,12 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
       if (!tile.page) {
         stage_rows<DK>(keys, exact(0), tile.first, tile.count, bf16);
       } else if (tile.data) {
-        wide = stage_page<false>(keys, tile.data);
+        if (const uint8_t* from = decoded_page<DK, DV>(p, w, tile.first)) {
+          keys.factor = DecodedPage<DK, DV>::factor(from, 0);
+          copy_page(keys.tile, from, DecodedPage<DK, DV>::kValue);
+        } else {
+          wide = stage_page<false>(keys, tile.data);
+        }
       }
     }
     if (live && page) weigh<DV, true>(out, weights, page_channels);
@@ -349,8 +357,11 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
 
 extern __shared__ uint4 prefill_shared[];
 
-// An instance: heads of up to DK and DV channels, at least BLOCKS blocks an SM.
+// An instance: heads of up to DK and DV channels, at least BLOCKS blocks an SM; and the kernel that decodes pages for it.
 #define QKV_PREFILL(DK, DV, BLOCKS)                                                        \
+  extern "C" __global__ void __launch_bounds__(128, 2) qkv_prefill_decode_##DK##_##DV(const __grid_constant__ QkvPrefill p) { \
+    qkv::decode_pages<DK, DV>(p, (uint8_t*)prefill_shared);                                \
+  }                                                                                        \
   extern "C" __global__ void __launch_bounds__(32 * qkv::PrefillShared<DK, DV>::kWarps, BLOCKS) qkv_prefill_##DK##_##DV(      \
       const __grid_constant__ QkvPrefill p) {                                             \
     qkv::prefill<DK, DV>(p, (uint8_t*)prefill_shared);                                     \

@@ -714,12 +714,15 @@ pub struct QkvPrefill {
     pub sliding_window: u32,
     pub max_query_len: u32,
     pub row_blocks: u32,
+    pub decoded_pages: u32,
+    pub reserved: u32,
     pub scale: f32,
     pub softcap: f32,
+    pub decoded: u64,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of QkvPrefill"][::core::mem::size_of::<QkvPrefill>() - 624usize];
+    ["Size of QkvPrefill"][::core::mem::size_of::<QkvPrefill>() - 640usize];
     ["Alignment of QkvPrefill"][::core::mem::align_of::<QkvPrefill>() - 8usize];
     ["Offset of field: QkvPrefill::q"][::core::mem::offset_of!(QkvPrefill, q) - 0usize];
     ["Offset of field: QkvPrefill::input"][::core::mem::offset_of!(QkvPrefill, input) - 72usize];
@@ -756,6 +759,10 @@ const _: () = {
     ["Offset of field: QkvPrefill::max_query_len"]
         [::core::mem::offset_of!(QkvPrefill, max_query_len) - 608usize];
     ["Offset of field: QkvPrefill::row_blocks"][::core::mem::offset_of!(QkvPrefill, row_blocks) - 612usize];
-    ["Offset of field: QkvPrefill::scale"][::core::mem::offset_of!(QkvPrefill, scale) - 616usize];
-    ["Offset of field: QkvPrefill::softcap"][::core::mem::offset_of!(QkvPrefill, softcap) - 620usize];
+    ["Offset of field: QkvPrefill::decoded_pages"]
+        [::core::mem::offset_of!(QkvPrefill, decoded_pages) - 616usize];
+    ["Offset of field: QkvPrefill::reserved"][::core::mem::offset_of!(QkvPrefill, reserved) - 620usize];
+    ["Offset of field: QkvPrefill::scale"][::core::mem::offset_of!(QkvPrefill, scale) - 624usize];
+    ["Offset of field: QkvPrefill::softcap"][::core::mem::offset_of!(QkvPrefill, softcap) - 628usize];
+    ["Offset of field: QkvPrefill::decoded"][::core::mem::offset_of!(QkvPrefill, decoded) - 632usize];
 };

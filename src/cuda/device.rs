@@ -151,14 +151,24 @@ kernels! {
     MergeStates = "merge"::"qkv_merge_states",
     /// Prefill attention, heads of up to 64 channels.
     Prefill64 = "prefill_64_64"::"qkv_prefill_64_64",
+    /// Pages decoded for it.
+    PrefillDecode64 = "prefill_64_64"::"qkv_prefill_decode_64_64",
     /// Prefill attention, heads of up to 96 channels.
     Prefill96 = "prefill_96_96"::"qkv_prefill_96_96",
+    /// Pages decoded for it.
+    PrefillDecode96 = "prefill_96_96"::"qkv_prefill_decode_96_96",
     /// Prefill attention, heads of up to 128 channels.
     Prefill128 = "prefill_128_128"::"qkv_prefill_128_128",
+    /// Pages decoded for it.
+    PrefillDecode128 = "prefill_128_128"::"qkv_prefill_decode_128_128",
     /// Prefill attention, heads of up to 192 channels of keys and 128 of values.
     Prefill192 = "prefill_192_128"::"qkv_prefill_192_128",
+    /// Pages decoded for it.
+    PrefillDecode192 = "prefill_192_128"::"qkv_prefill_decode_192_128",
     /// Prefill attention, heads of up to 256 channels.
     Prefill256 = "prefill_256_256"::"qkv_prefill_256_256",
+    /// Pages decoded for it.
+    PrefillDecode256 = "prefill_256_256"::"qkv_prefill_decode_256_256",
 }
 
 /// A parameter block that kernels take by value.

@@ -136,6 +136,7 @@ impl Backend for Cuda {
             &self.step_memory(),
             out,
             lse.map(DeviceSliceMut::reborrow),
+            Some(self.prefill_scratch()),
         )
     }
 

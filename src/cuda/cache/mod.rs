@@ -45,6 +45,7 @@ pub struct Cuda {
     _rows: DeviceBuffer,
     area: DeviceBuffer,
     workspace: DeviceBuffer,
+    prefill: DeviceBuffer,
     staging: Staging,
     /// The batch on the device.
     current: Current,
@@ -185,6 +186,11 @@ impl Cuda {
     /// The batch of the current step.
     fn batch(&self) -> DeviceBatch<'_> {
         self.current.on_device(self)
+    }
+
+    /// Where `prefill` decodes pages ahead.
+    fn prefill_scratch(&self) -> DeviceSliceMut<'_, u8> {
+        self.slice_mut(self.prefill.address(), self.prefill.bytes())
     }
 
     /// The workspace of `attend`.

@@ -21,6 +21,7 @@ pub struct CudaOptions {
     /// Rows of a step, where memory depends on them.
     pub(super) rows: usize,
     pub(super) split: Option<FixedSplit>,
+    prefill_bytes: usize,
 }
 
 /// How attention is cut, and the most that a step has of it.
@@ -34,7 +35,7 @@ pub(super) struct FixedSplit {
 impl CudaOptions {
     /// A cache on this device, whose work goes to this stream.
     pub fn new(device: &Device, stream: impl Into<CacheStream>) -> Self {
-        Self { device: device.clone(), stream: stream.into(), rows: 16_384, split: None }
+        Self { device: device.clone(), stream: stream.into(), rows: 16_384, split: None, prefill_bytes: 0 }
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -45,6 +46,13 @@ impl CudaOptions {
     #[must_use]
     pub fn with_rows(self, rows: usize) -> Self {
         Self { rows, ..self }
+    }
+
+    /// Bytes in which `prefill` decodes pages once, where several blocks of query rows read them: for chunks behind long prefixes. See
+    /// [`prefill_scratch`](launch::prefill_scratch); none without this. [`KvCache::scratch_bytes`] counts them.
+    #[must_use]
+    pub fn with_prefill_scratch(self, bytes: usize) -> Self {
+        Self { prefill_bytes: bytes, ..self }
     }
 
     /// Batch invariance: the results of a sequence have the same bits whatever else is in the batch. `attend` cuts each sequence every
@@ -218,6 +226,8 @@ impl Cuda {
             }
         };
         let workspace = DeviceBuffer::new(&options.device, product("workspace", &[elements, 4])?)?;
+        let prefill =
+            DeviceBuffer::new(&options.device, product("prefill scratch", &[options.prefill_bytes])?)?;
         let staging = Staging::new(&options.device, words, options.rows * 8)?;
         let mut cache = Self {
             queue,
@@ -227,6 +237,7 @@ impl Cuda {
             _rows: rows,
             area,
             workspace,
+            prefill,
             staging,
             current: Current::default(),
             options,
@@ -262,7 +273,7 @@ impl Cuda {
 
     /// Bytes beside pages, windows, sinks and means.
     pub(super) fn scratch(&self) -> usize {
-        self.area.bytes() + self.workspace.bytes()
+        self.area.bytes() + self.workspace.bytes() + self.prefill.bytes()
     }
 }
 

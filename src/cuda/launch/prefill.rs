@@ -5,6 +5,7 @@ use crate::cuda::abi::QkvPrefill;
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
 use crate::error::{Error, Result};
+use crate::format::Format;
 use crate::layout::TILE;
 use crate::tensor::Dtype;
 
@@ -13,17 +14,59 @@ const fn threads(value_dim: usize) -> u32 {
     if value_dim > 128 { 256 } else { 128 }
 }
 
+/// Blocks of a multiprocessor that decode pages.
+const DECODERS: usize = 2;
+
 /// Query rows of a block: `kQueryRows` of `kernels/prefill.cuh`.
 const ROWS: usize = 64;
 
-/// Instances: (kernel, channels of keys and of values at most), smallest first.
-const INSTANCES: [(Kernel, usize, usize); 5] = [
-    (Kernel::Prefill64, 64, 64),
-    (Kernel::Prefill96, 96, 96),
-    (Kernel::Prefill128, 128, 128),
-    (Kernel::Prefill192, 192, 128),
-    (Kernel::Prefill256, 256, 256),
+/// Instances: (kernel, the one that decodes pages for it, channels of keys and of values at most), smallest first.
+const INSTANCES: [(Kernel, Kernel, usize, usize); 5] = [
+    (Kernel::Prefill64, Kernel::PrefillDecode64, 64, 64),
+    (Kernel::Prefill96, Kernel::PrefillDecode96, 96, 96),
+    (Kernel::Prefill128, Kernel::PrefillDecode128, 128, 128),
+    (Kernel::Prefill192, Kernel::PrefillDecode192, 192, 128),
+    (Kernel::Prefill256, Kernel::PrefillDecode256, 256, 256),
 ];
+
+/// Blocks of query rows that read the same pages from which on these are decoded ahead. By instructions it pays from two on; what
+/// decoded pages cost in bytes is to be measured.
+const READERS: usize = 4;
+
+/// Bytes of a decoded page, and of its two tiles: `DecodedPage` of `kernels/prefill_decode.cuh`.
+const fn decoded_bytes(key_dim: usize, value_dim: usize) -> usize {
+    TILE * 2 * (key_dim + 8) + TILE * 2 * value_dim + 16
+}
+
+/// The kernels for heads like that.
+fn instance(c: &CacheConfig) -> Result<&'static (Kernel, Kernel, usize, usize)> {
+    INSTANCES.iter().find(|i| c.key_dim <= i.2 && c.value_dim <= i.3).ok_or_else(|| Error::Unsupported {
+        what: "head dim",
+        got: format!("{} and {}", c.key_dim, c.value_dim),
+        why: "a block of prefill holds tiles of at most 256 channels in shared memory".into(),
+    })
+}
+
+/// Bytes of scratch with which [`prefill`] decodes the first `tokens` visible tokens of up to `sequences` sequences once, instead of
+/// once for every 64 rows (queries times the query heads of a kv head) that read them.
+///
+/// # Errors
+/// As [`CacheConfig::validate`]; [`Error::Unsupported`] for heads of more than 256 channels; [`Error::Capacity`] for more bytes than
+/// an address range has.
+pub fn prefill_scratch(config: &CacheConfig, tokens: usize, sequences: usize) -> Result<usize> {
+    config.validate()?;
+    let (_, _, key_dim, value_dim) = *instance(config)?;
+    [config.kv_heads, tokens.div_ceil(TILE), sequences]
+        .iter()
+        .try_fold(decoded_bytes(key_dim, value_dim), |n, x| n.checked_mul(*x))
+        .filter(|n| *n <= isize::MAX as usize)
+        .ok_or(Error::Capacity {
+            what: "bytes of prefill scratch",
+            needed: usize::MAX,
+            available: isize::MAX as usize,
+            help: "decode fewer tokens ahead; the rest is decoded where it is read",
+        })
+}
 
 /// Shared memory of an instance: `PrefillShared` of `kernels/prefill.cuh`. A tile of keys, one of values and the queries, rows of
 /// f16 with 16 bytes behind each.
@@ -50,6 +93,10 @@ const fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
 /// [`bad_rows`](crate::cuda::CacheStatus::bad_rows). A page that the block table does not name is left out, and counted in
 /// [`missing_blocks`](crate::cuda::CacheStatus::missing_blocks) once a block of rows.
 ///
+/// With `scratch` (16-byte aligned, of any length; what it holds does not matter) a launch before that decodes as many pages of each
+/// sequence and kv head as it has room for, from the first that is seen on, where at least four blocks of 64 rows read them; others
+/// are decoded where they are read. [`prefill_scratch`] says how much a prefix takes. Results may differ in last bits.
+///
 /// Keys, values and weights go through f16 tensor cores, sums are f32; bf16 is scaled by powers of two, so its range is kept.
 ///
 /// # Errors
@@ -72,6 +119,7 @@ pub fn prefill(
     step: &StepMemory<'_>,
     out: &mut DeviceTensorMut<'_>,
     lse: Option<DeviceSliceMut<'_, f32>>,
+    scratch: Option<DeviceSliceMut<'_, u8>>,
 ) -> Result<()> {
     config.validate()?;
     let (c, l) = (config, layer_of(config, layer)?);
@@ -91,14 +139,7 @@ pub fn prefill(
             });
         }
     }
-    let fits = |i: &&(Kernel, usize, usize)| c.key_dim <= i.1 && c.value_dim <= i.2;
-    let Some((kernel, key_dim, value_dim)) = INSTANCES.iter().find(fits) else {
-        return Err(Error::Unsupported {
-            what: "head dim",
-            got: format!("{} and {}", c.key_dim, c.value_dim),
-            why: "a block of prefill holds tiles of at most 256 channels in shared memory".into(),
-        });
-    };
+    let (kernel, decode, key_dim, value_dim) = instance(c)?;
     params.check(query_heads)?;
     if let Some(lse) = &lse {
         check::len("lse", rows * query_heads, lse.len())?;
@@ -112,6 +153,9 @@ pub fn prefill(
     if let Some(lse) = &lse {
         check::address("lse", lse.address(), 4)?;
     }
+    if let Some(scratch) = scratch.as_ref().filter(|s| !s.is_empty()) {
+        check::address("scratch", scratch.address(), 16)?;
+    }
     check::home(
         device,
         [
@@ -120,6 +164,7 @@ pub fn prefill(
             ("v", v.device()),
             ("out", out.device()),
             ("lse", lse.as_ref().and_then(DeviceSliceMut::device)),
+            ("scratch", scratch.as_ref().and_then(DeviceSliceMut::device)),
             ("sink_logits", params.sink_logits.and_then(|s| s.device())),
             ("bidirectional", params.bidirectional.and_then(|s| s.device())),
         ],
@@ -144,6 +189,15 @@ pub fn prefill(
             help: "prefill fewer sequences at a time",
         });
     }
+    // f16 pages are only copied; so they are where they lie.
+    let coded = [&l.key, &l.value].iter().any(|f| !matches!(f, Format::F16));
+    let page_bytes = decoded_bytes(*key_dim, *value_dim);
+    let decoded_pages = match &scratch {
+        Some(s) if coded && row_blocks >= READERS => {
+            (s.len() / page_bytes / (sequences * c.kv_heads)).min(width).min(i32::MAX as usize)
+        }
+        _ => 0,
+    };
     let shared = shared_bytes(*key_dim, *value_dim);
     if shared > device.shared_limit() as usize {
         return Err(Error::Unsupported {
@@ -186,9 +240,20 @@ pub fn prefill(
         sliding_window: l.sliding_window.map_or(0, |w| w.min(i32::MAX as usize)) as u32,
         max_query_len: max_query_len as u32,
         row_blocks: row_blocks as u32,
+        decoded_pages: decoded_pages as u32,
+        decoded: scratch.as_ref().map_or(0, DeviceSliceMut::address),
+        reserved: 0,
         scale: params.scale_for(c.key_dim),
         softcap: params.softcap.unwrap_or(0.0),
     };
+    if decoded_pages > 0 {
+        let pages = sequences.saturating_mul(c.kv_heads).saturating_mul(decoded_pages);
+        let blocks = pages.min(DECODERS * device.multiprocessors() as usize) as u32;
+        let grid = Grid { blocks, threads: 128, shared: page_bytes as u32 };
+        // SAFETY: `scratch` has room for `decoded_pages` pages of each sequence and kv head, and its alignment was checked; all else
+        // as below.
+        unsafe { device.start(*decode, grid, stream, &p) }?;
+    }
     let grid = Grid { blocks: jobs as u32, threads: threads(*value_dim), shared: shared as u32 };
     // SAFETY: tensors, pages, rows, means, scales, parameters and LSE have the sizes that the configuration and the batch give,
     // and their alignment (above); views were checked against their memory; rows and blocks that the kernel reads from the

@@ -40,7 +40,7 @@ fn any_case(random: &mut Random, dims: (usize, usize), most: usize) -> Case {
         random.pick(&[1.0, 1.0, 1e-3]),
         random.pick(&[1.0, 1.0, 1e-3, 100.0]),
     ];
-    Case { config, old, counts, group, dtype, size, params, wild: false }
+    Case { config, old, counts, group, dtype, size, params, wild: false, ahead: 0 }
 }
 
 #[test]
@@ -50,7 +50,9 @@ fn random_histories_agree_with_the_cpu_and_with_f64() {
         let mut random = Random::new(3000 + seed);
         let dims = random.pick(&[(64, 64), (64, 64), (128, 128), (80, 80), (96, 64), (64, 96), (112, 128)]);
         let most = if dims.0 + dims.1 > 160 { 200 } else { 400 };
-        let case = any_case(&mut random, dims, most);
+        let mut case = any_case(&mut random, dims, most);
+        // Fewer pages than there are, or as many.
+        case.ahead = [0, 2, 10][seed as usize % 3];
         case.run(&gpu, &mut random, true, &format!("history {seed}"));
     }
 }
@@ -62,7 +64,8 @@ fn large_heads_and_all_outputs_agree_with_the_cpu() {
         [(192, 128), (256, 256), (144, 64), (16, 48), (64, 64), (80, 80)].into_iter().enumerate()
     {
         let mut random = Random::new(4000 + seed as u64);
-        let case = any_case(&mut random, dims, 150);
+        let mut case = any_case(&mut random, dims, 150);
+        case.ahead = 3;
         case.run(&gpu, &mut random, false, &format!("dims {seed}"));
     }
 }
@@ -91,9 +94,13 @@ fn every_format_agrees_with_f64() {
         let config = config(&mut random, key, *f, (64, 64), 1)
             .with_residual(Some(32))
             .with_sinks(random.pick(&[0, 4]));
-        let (old, counts) = (vec![160 + random.below(70)], vec![1 + random.below(40)]);
-        let (size, params) = ([1.0; 3], Params::default());
-        let case = Case { config, old, counts, group: 2, dtype: Dtype::F16, size, params, wild: false };
-        case.run(&gpu, &mut random, true, &format!("format {i}"));
+        let old = vec![160 + random.below(70)];
+        // The second has rows enough for pages to be decoded ahead.
+        for (counts, group) in [(vec![1 + random.below(40)], 2), (vec![33 + random.below(20)], 8)] {
+            let (size, params, config, old) = ([1.0; 3], Params::default(), config.clone(), old.clone());
+            let dtype = Dtype::F16;
+            let case = Case { config, old, counts, group, dtype, size, params, wild: false, ahead: 3 };
+            case.run(&gpu, &mut random, true, &format!("format {i}"));
+        }
     }
 }

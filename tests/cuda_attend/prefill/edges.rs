@@ -28,7 +28,7 @@ fn simple_step<'a>(random: &mut Random, seats: &'a [Seat], counts: &'a [usize]) 
         |h: usize| Strided::new(Dtype::F16, contiguous([rows, h, 64]), &random.normals(rows * h * 64));
     let (q, k, v) = (tensor(2), tensor(1), tensor(1));
     let out = (Dtype::F32, contiguous([rows, 2, 64]), rows * 128);
-    Step { seats, counts, pad: 0, q, k, v, out, max_query_len: rows, hide_pages: false }
+    Step { seats, counts, pad: 0, q, k, v, out, max_query_len: rows, hide_pages: false, ahead: 0 }
 }
 
 fn set(x: &mut Strided, at: usize, value: f32) {
@@ -160,5 +160,40 @@ fn tiles_meet_no_bank_conflicts() {
         // 8 a block of 64 rows when finished rows are put down, once.
         let blocks = (200usize * 2).div_ceil(64) as u64;
         assert!(prefill.shared_conflicts <= 8 * blocks, "{format:?}: {} conflicts", prefill.shared_conflicts);
+    }
+}
+
+/// Pages that many rows read are decoded once: fewer instructions, the same results.
+#[test]
+fn pages_decoded_ahead_save_instructions() {
+    let gpu = Gpu::new();
+    for (i, bits) in [Bits::B4, Bits::B2].into_iter().enumerate() {
+        let mut results = Vec::new();
+        for ahead in [0, 8] {
+            let mut random = Random::new(7100 + i as u64);
+            let config = CacheConfig::new(1, 1, 64).with_bits(bits).with_capacity(1, 1024);
+            let (mut twins, seats) = simple(&gpu, &mut random, config, 600);
+            let mut step = simple_step(&mut random, &seats, &[150]);
+            step.ahead = ahead;
+            let want = step.cpu(&mut twins, &Params::default());
+            if let Some(s) = gpu.simulator {
+                s.take_stats();
+            }
+            let got = step.device(&gpu, &mut twins, &Params::default());
+            agree(&step, &got, &want, &format!("{bits:?}, {ahead} pages ahead"));
+            let stats = gpu.simulator.map(|s| s.take_stats()).unwrap_or_default();
+            let of = |kernel: &str| -> (usize, u64) {
+                let launches = stats.iter().filter(|s| s.kernel.starts_with(kernel));
+                launches.fold((0, 0), |(n, sum), s| (n + 1, sum + s.total.warp_instructions))
+            };
+            results.push((got.1, of("qkv_prefill_decode"), of("qkv_prefill")));
+        }
+        let ((lse, none, plain), (ahead_lse, decoded, all)) = (&results[0], &results[1]);
+        // Codes are decoded alike in both places.
+        assert_eq!(lse, ahead_lse);
+        if gpu.simulator.is_some() {
+            assert_eq!((none.0, plain.0, decoded.0, all.0), (0, 1, 1, 2));
+            assert!(all.1 < plain.1, "{bits:?}: {} instructions, {} without", all.1, plain.1);
+        }
     }
 }

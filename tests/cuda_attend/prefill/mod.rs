@@ -9,7 +9,7 @@ use crate::layer::Twins;
 use crate::reference::Problem;
 use half::f16;
 use qkv::cuda::launch::{
-    DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, append, begin_step, prefill,
+    DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, append, begin_step, prefill, prefill_scratch,
 };
 use qkv::{
     AttendParams, Batch, CacheConfig, Dtype, Format, Granularity, Scales, Seat, Shape, TensorMut, TensorRef,
@@ -80,6 +80,8 @@ struct Step<'a> {
     max_query_len: usize,
     /// The device's block table names no pages.
     hide_pages: bool,
+    /// Pages of a sequence that are decoded ahead where enough rows read them.
+    ahead: usize,
 }
 
 /// What a call gave: output elements and LSE.
@@ -167,6 +169,9 @@ impl Step<'_> {
         };
         begin_step(&gpu.device, gpu.raw(), &c, twins.blocks, &batch, &mut s).unwrap();
         let mut l = twins.layer.memory(&c);
+        // What is there does not matter, nor what is too little for a page.
+        let bytes = prefill_scratch(&c, 64 * self.ahead, self.seats.len()).unwrap();
+        let mut scratch = gpu.up(&vec![0xffu8; bytes + 100]);
         prefill(
             &gpu.device,
             gpu.raw(),
@@ -182,6 +187,7 @@ impl Step<'_> {
             &s,
             &mut out.view_mut(shape),
             Some((&mut lse).into()),
+            (self.ahead > 0).then(|| (&mut scratch).into()),
         )
         .unwrap();
         append(&gpu.device, gpu.raw(), &c, 0, &k, &v, &batch, &mut l, &mut s).unwrap();
@@ -319,6 +325,8 @@ struct Case {
     size: [f32; 3],
     params: Params,
     wild: bool,
+    /// See [`Step::ahead`].
+    ahead: usize,
 }
 
 impl Case {
@@ -358,6 +366,7 @@ impl Case {
             out: (dtype, shape, n),
             max_query_len: *self.counts.iter().max().unwrap() + random.below(70),
             hide_pages: false,
+            ahead: self.ahead,
         };
         let want = step.cpu(&mut twins, &self.params);
         let got = step.device(gpu, &mut twins, &self.params);

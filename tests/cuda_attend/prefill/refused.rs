@@ -119,6 +119,7 @@ impl Scene {
             &step,
             &mut DeviceTensorMut::thd(&mut self.out, call.dims[3]).unwrap(),
             Some(lse),
+            None,
         )
     }
 
