@@ -4,7 +4,6 @@ use super::{config, own};
 use crate::gpu::{Gpu, Host, Random, contiguous};
 use crate::layer::{Layer, Twins};
 use cudarc::driver::CudaSlice;
-use half::f16;
 use qkv::cuda::launch::{
     DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, attend, attend_workspace, begin_step,
     page_bytes, read_status,
@@ -79,7 +78,7 @@ impl Still {
         let c = self.config.clone();
         let n = self.sequences;
         let q = Host::new(Dtype::F16, q).up(gpu);
-        let mut out: CudaSlice<f16> = gpu.up(&vec![f16::ZERO; n * c.kv_heads * group * c.value_dim]);
+        let mut out = gpu.zeros::<f32>(n * c.kv_heads * group * c.value_dim);
         let batch = DeviceBatch::seats((&self.seats).into(), (&self.starts).into(), (&self.tables).into(), n);
         let mut step = StepMemory {
             lengths: (&mut self.lengths).into(),
@@ -110,7 +109,7 @@ impl Still {
             (&mut self.workspace).into(),
         )
         .unwrap();
-        gpu.down(&out).iter().map(|x| x.to_f32()).collect()
+        gpu.down(&out)
     }
 }
 
