@@ -127,6 +127,12 @@ impl Stored {
     fn pairs(&self, token: usize) -> &[(f32, f32)] {
         &self.pairs[token * self.dim..][..self.dim]
     }
+
+    /// A token's numbers, each rounded once.
+    pub(super) fn values(&self, token: usize) -> Vec<f32> {
+        let decode = |(code, (step, min)): (&i32, &(f32, f32))| (*code as f32).mul_add(*step, *min);
+        self.codes(token).iter().zip(self.pairs(token)).map(decode).collect()
+    }
 }
 
 /// What the cache holds of a sequence's kv head.
@@ -253,7 +259,9 @@ impl Model<'_> {
         (0..queries.len())
             .map(|c| {
                 let part = match parts.as_mut_slice() {
-                    [only] => std::mem::replace(&mut only[c], Partial { reference: 0.0, sum: 0.0, out: vec![] }),
+                    [only] => {
+                        std::mem::replace(&mut only[c], Partial { reference: 0.0, sum: 0.0, out: vec![] })
+                    }
                     several => combine(several.iter().map(|p| &p[c])),
                 };
                 finish(part, sink_logits.map(|s| s[c]))
@@ -476,7 +484,14 @@ impl Model<'_> {
     }
 
     /// Exact rows, at most 16: rows are what they are, queries and weights enter as high and low parts.
-    fn rows(&self, tokens: Range<usize>, memory: &Memory<'_>, queries: &[Query], view: &View, columns: &mut [Column]) {
+    fn rows(
+        &self,
+        tokens: Range<usize>,
+        memory: &Memory<'_>,
+        queries: &[Query],
+        view: &View,
+        columns: &mut [Column],
+    ) {
         let c = self.config;
         let rows: Vec<&[Vec<f32>; 2]> = tokens.clone().map(|t| &memory.exact[&t]).collect();
         let scores: Vec<Vec<f32>> = queries

@@ -162,7 +162,8 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Ran {
         if case.broken {
             for row in (0..a.rows * query_heads).step_by(3) {
                 let at = gpu::row(&shape, row / query_heads, row % query_heads);
-                values[at + inner.below(c.key_dim) * shape.strides[3]] = inner.pick(&[f32::NAN, f32::INFINITY]);
+                values[at + inner.below(c.key_dim) * shape.strides[3]] =
+                    inner.pick(&[f32::NAN, f32::INFINITY]);
             }
         }
         let q = Host::new(query_dtype, &values);

@@ -86,10 +86,8 @@ impl<'a> Plan<'a> {
     /// weights laid end to end. A sequence without new tokens has none.
     pub(super) fn units(&self, sequences: &[Sequence], blocks: usize) -> Vec<Vec<Piece>> {
         let items = |s: &Sequence| if s.len > s.old_len { self.items(s) } else { Vec::new() };
-        let all: Vec<_> = sequences
-            .iter()
-            .flat_map(|s| std::iter::repeat_n(items(s), self.config.kv_heads))
-            .collect();
+        let all: Vec<_> =
+            sequences.iter().flat_map(|s| std::iter::repeat_n(items(s), self.config.kv_heads)).collect();
         let weight = |unit: &Vec<Item>| match unit.len() {
             0 => 0,
             _ => unit.iter().map(|i| self.weight(i)).sum::<u64>() + self.unit,
