@@ -3,7 +3,7 @@
 //!
 //! A product of tensor cores on 16-bit elements is, as the simulator defines it, a chain of fused multiply-adds in f32; a card adds in
 //! another order, so there the last bits differ, as those of `ex2` and `rcp` do. Sums of codes are exact in any order. All other
-//! arithmetic is f32, rounded after every operation; only what is written as `mul_add` is fused.
+//! arithmetic is f32, rounded after every operation; only what is written as `mul_add` is fused. Columns do not touch each other.
 
 use super::plan::{Item, Piece, Sequence, WARPS};
 use half::{bf16, f16};
@@ -11,9 +11,6 @@ use qkv::{Axis, CacheConfig, Dtype};
 use std::collections::BTreeMap;
 use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
-
-/// Columns of a unit. Those that it lacks have queries of zeros.
-const COLUMNS: usize = 4;
 
 /// A reference that every score exceeds. It moves to 7 below a score (log2 units) that exceeds it by more than 15.
 const NO_REFERENCE: f32 = -1e30;
@@ -148,6 +145,8 @@ pub(super) struct Memory<'a> {
 
 /// A column's query, prepared.
 struct Query {
+    /// Tokens that it sees.
+    sees: Range<usize>,
     /// High and low part in the type of exact rows.
     parts: [Vec<f32>; 2],
     row_factor: f32,
@@ -158,8 +157,8 @@ struct Query {
 }
 
 enum PageQuery {
-    /// 16-bit fixed point, and of each group of channels the sum in three f16 parts.
-    Token { fixed: Vec<i32>, sums: Vec<[f32; 3]> },
+    /// 16-bit fixed point, and of each group of channels the sum in two f16 parts, which hold its 22 bits.
+    Token { fixed: Vec<i32>, sums: Vec<[f32; 2]> },
     /// The row below 1, and its high and low part in f16.
     Channel { row: Vec<f32>, parts: [Vec<f32>; 2] },
 }
@@ -224,13 +223,6 @@ pub(super) struct Model<'a> {
     pub(super) softcap: Option<f32>,
 }
 
-/// What the columns of a unit see.
-struct View {
-    tokens: Vec<Range<usize>>,
-    /// Tokens of pages that all columns see: such pages are not looked at token by token.
-    all: Range<usize>,
-}
-
 impl Model<'_> {
     /// A unit's rows. `queries` and `sink_logits` are of its columns, `pieces` what each block does of it.
     pub(super) fn unit(
@@ -241,43 +233,19 @@ impl Model<'_> {
         queries: &[Vec<f32>],
         sink_logits: Option<&[f32]>,
     ) -> Vec<Row> {
-        let zeros = vec![0.0; self.config.key_dim];
-        let prepared: Vec<Query> = (0..COLUMNS)
-            .map(|c| self.query(queries.get(c).unwrap_or(&zeros), memory.mean.as_deref()))
-            .collect();
-        let view = self.view(sequence, queries.len());
-        // [piece][column]
-        let mut parts: Vec<Vec<Partial>> = pieces
-            .iter()
-            .map(|piece| {
-                let warps: Vec<_> = (0..WARPS)
-                    .map(|w| self.warp(piece.of_warp(w), sequence, memory, &prepared, &view))
-                    .collect();
-                (0..queries.len()).map(|c| merge_warps(&warps, c)).collect()
-            })
-            .collect();
-        (0..queries.len())
-            .map(|c| {
-                let part = match parts.as_mut_slice() {
-                    [only] => {
-                        std::mem::replace(&mut only[c], Partial { reference: 0.0, sum: 0.0, out: vec![] })
-                    }
-                    several => combine(several.iter().map(|p| &p[c])),
-                };
-                finish(part, sink_logits.map(|s| s[c]))
-            })
-            .collect()
-    }
-
-    fn view(&self, s: &Sequence, columns: usize) -> View {
-        let at = |c: usize| s.old_len + c / self.group;
-        let window = self.config.layers[0].sliding_window;
-        let low = |c: usize| window.map_or(0, |w| (at(c) + 1).saturating_sub(w));
-        let none = self.softcap.is_some();
-        View {
-            tokens: (0..COLUMNS).map(|c| if c < columns { low(c)..at(c) + 1 } else { 0..0 }).collect(),
-            all: if none { 0..0 } else { low(columns - 1).max(self.config.sinks)..at(0) + 1 },
-        }
+        let columns = queries.iter().enumerate().map(|(c, x)| {
+            let at = sequence.old_len + c / self.group;
+            let window = self.config.layers[0].sliding_window;
+            let sees = window.map_or(0, |w| (at + 1).saturating_sub(w))..at + 1;
+            let q = self.query(x, sees, memory.mean.as_deref());
+            let piece = |piece: &Piece| {
+                merge_warps(std::array::from_fn(|w| self.warp(piece.of_warp(w), sequence, memory, &q)))
+            };
+            let mut parts: Vec<Partial> = pieces.iter().map(piece).collect();
+            let part = if parts.len() == 1 { parts.remove(0) } else { combine(&parts) };
+            finish(part, sink_logits.map(|s| s[c]))
+        });
+        columns.collect()
     }
 
     fn round_row(&self, x: f32) -> f32 {
@@ -287,7 +255,7 @@ impl Model<'_> {
         }
     }
 
-    fn query(&self, x: &[f32], mean: Option<&[f32]>) -> Query {
+    fn query(&self, x: &[f32], sees: Range<usize>, mean: Option<&[f32]>) -> Query {
         let key = self.config.layers[0].key.as_affine().unwrap();
         let sign = if self.scale == 0.0 { 0.0 } else { 1f32.copysign(self.scale) };
         // A row with NaN or infinity is NaN throughout.
@@ -318,99 +286,73 @@ impl Model<'_> {
         } else {
             let unit = if most > 0.0 { fixed_point_unit(most) } else { 1.0 };
             let fixed: Vec<i32> = x.iter().map(|x| (x * unit).round_ties_even() as i32).collect();
-            let sums = fixed.chunks(key.group).map(|f| three_parts(f.iter().sum::<i32>() as f32 * SMALL));
+            let sums = fixed.chunks(key.group).map(|f| two_parts(f.iter().sum::<i32>() as f32 * SMALL));
             let page = PageQuery::Token { sums: sums.collect(), fixed };
             (page, unit * SMALL, score_factor(self.scale, unit) / SMALL)
         };
         // A row that is not a number has no fixed point.
         let page_factor = if sound { factor } else { f32::NAN };
-        Query { parts: [high, low], row_factor, page, page_factor, mean: mean * unit }
+        Query { sees, parts: [high, low], row_factor, page, page_factor, mean: mean * unit }
     }
 
     /// The items of one warp.
     fn warp<'i>(
         &self,
-        items: impl Iterator<Item = &'i Item>,
+        items: impl Iterator<Item = &'i Item> + Clone,
         sequence: &Sequence,
         memory: &Memory<'_>,
-        queries: &[Query],
-        view: &View,
-    ) -> Vec<Column> {
-        let c = self.config;
-        let value = c.layers[0].value.as_affine().unwrap();
-        let column = || Column {
+        q: &Query,
+    ) -> Column {
+        let value = self.config.layers[0].value.as_affine().unwrap();
+        let mut column = Column {
             reference: NO_REFERENCE,
             sums: [0.0; 8],
-            zeros: vec![[0.0; 8]; c.value_dim / value.group],
-            out: vec![0.0; c.value_dim],
+            zeros: vec![[0.0; 8]; self.config.value_dim / value.group],
+            out: vec![0.0; self.config.value_dim],
             norm: FIRST_NORM,
         };
-        let mut columns: Vec<Column> = (0..COLUMNS).map(|_| column()).collect();
-        let items: Vec<&Item> = items.collect();
-        for item in &items {
+        let mut pages = 0;
+        for item in items.clone() {
             if let Item::Page(tile) = item {
-                self.page(*tile, sequence, memory.pages[tile], queries, view, &mut columns);
+                // Tokens behind the length do not exist.
+                let tokens = 64 * tile..sequence.len.min(64 * tile + 64);
+                self.page(tokens, memory.pages[tile], q, &mut column);
+                pages += 1;
             }
         }
-        if matches!(items.first(), Some(Item::Page(_))) {
-            for (column, q) in columns.iter_mut().zip(queries) {
-                for (out, zero) in column.out.chunks_mut(value.group).zip(&column.zeros) {
-                    let zero = add_up(*zero, &[1, 2, 4]);
-                    out.iter_mut().for_each(|o| *o += zero);
-                }
-                if let Some(block) = value.rotate {
-                    hadamard(&mut column.out, block, [64, 32, 16, 8, 1, 2, 4]);
-                }
-                // Scores of pages lack the keys' mean, which shifts all of them alike.
-                column.reference = q.mean.mul_add(q.page_factor, column.reference);
+        if pages > 0 {
+            for (out, zero) in column.out.chunks_mut(value.group).zip(&column.zeros) {
+                let zero = add_up(*zero, &[1, 2, 4]);
+                out.iter_mut().for_each(|o| *o += zero);
             }
+            if let Some(block) = value.rotate {
+                hadamard(&mut column.out, block, [64, 32, 16, 8, 1, 2, 4]);
+            }
+            // Scores of pages lack the keys' mean, which shifts all of them alike.
+            column.reference = q.mean.mul_add(q.page_factor, column.reference);
         }
-        for item in &items {
+        for item in items {
             if let Item::Exact(tokens) = item {
                 for first in tokens.clone().step_by(16) {
-                    self.rows(first..tokens.end.min(first + 16), memory, queries, view, &mut columns);
+                    self.rows(first..tokens.end.min(first + 16), memory, q, &mut column);
                 }
             }
         }
-        columns
+        column
     }
 
-    fn page(
-        &self,
-        tile: usize,
-        sequence: &Sequence,
-        [keys, values]: &[Stored; 2],
-        queries: &[Query],
-        view: &View,
-        columns: &mut [Column],
-    ) {
-        let first = 64 * tile;
-        let whole = view.all.start <= first && first + 64 <= view.all.end;
-        // Tokens behind the length do not exist.
-        let tokens = if whole { 64 } else { 64.min(sequence.len - first) };
-        let mut scores: Vec<Vec<f32>> =
-            queries.iter().zip(columns.iter_mut()).map(|(q, w)| self.scores(q, keys, tokens, w)).collect();
-        for (c, (scores, q)) in scores.iter_mut().zip(queries).enumerate() {
-            for (token, s) in (first..).zip(scores).filter(|_| !whole) {
-                if let Some(cap) = self.softcap {
-                    *s = soft_cap((*s + q.mean) * q.page_factor, cap) * (1.0 / q.page_factor) - q.mean;
-                }
-                if token < self.config.sinks || !view.tokens[c].contains(&token) {
-                    *s = f32::NEG_INFINITY;
-                }
+    fn page(&self, tokens: Range<usize>, [keys, values]: &[Stored; 2], q: &Query, column: &mut Column) {
+        let mut scores = self.scores(q, keys, tokens.len(), column);
+        for (token, s) in tokens.zip(&mut scores) {
+            if let Some(cap) = self.softcap {
+                *s = soft_cap((*s + q.mean) * q.page_factor, cap) * (1.0 / q.page_factor) - q.mean;
+            }
+            if token < self.config.sinks || !q.sees.contains(&token) {
+                *s = f32::NEG_INFINITY;
             }
         }
-        // A column with a score that is far above makes all look, by a product that is rounded where this one is not.
-        let most: Vec<f32> = scores.iter().map(|s| largest(s.iter().copied(), f32::NEG_INFINITY)).collect();
-        let far = |c: usize| most[c].mul_add(queries[c].page_factor, -columns[c].reference) > LIMIT_ABOVE;
-        let look = (0..COLUMNS).any(far);
-        for (c, column) in columns.iter_mut().enumerate() {
-            let factor = queries[c].page_factor;
-            if look {
-                column.move_for(most[c] * factor);
-            }
-            self.values(&scores[c], factor, values, column);
-        }
+        column.move_for(largest(scores.iter().copied(), f32::NEG_INFINITY) * q.page_factor);
+        self.values(&scores, q.page_factor, values, column);
     }
 
     /// Raw scores of the tokens of a page: codes times fixed point, exact; one rounding to f32; then step and min.
@@ -484,50 +426,33 @@ impl Model<'_> {
     }
 
     /// Exact rows, at most 16: rows are what they are, queries and weights enter as high and low parts.
-    fn rows(
-        &self,
-        tokens: Range<usize>,
-        memory: &Memory<'_>,
-        queries: &[Query],
-        view: &View,
-        columns: &mut [Column],
-    ) {
-        let c = self.config;
-        let rows: Vec<&[Vec<f32>; 2]> = tokens.clone().map(|t| &memory.exact[&t]).collect();
-        let scores: Vec<Vec<f32>> = queries
-            .iter()
-            .enumerate()
-            .map(|(i, q)| {
-                let score = |(token, row): (usize, &&[Vec<f32>; 2])| {
-                    let part = |p: &Vec<f32>| products(row_order(c.key_dim).map(|c| (row[0][c], p[c])));
-                    let s = (part(&q.parts[0]) + part(&q.parts[1])) * q.row_factor;
-                    let s = self.softcap.map_or(s, |cap| soft_cap(s, cap));
-                    if view.tokens[i].contains(&token) { s } else { f32::NEG_INFINITY }
-                };
-                tokens.clone().zip(&rows).map(score).collect()
-            })
-            .collect();
-        for (scores, column) in scores.iter().zip(columns) {
-            column.move_for(largest(scores.iter().copied(), f32::NEG_INFINITY));
-            let weights: Vec<f32> = scores.iter().map(|s| exp2(s - column.reference)).collect();
-            for (i, p) in weights.iter().enumerate() {
-                column.sums[i % 8] += p;
-            }
-            let high: Vec<f32> = weights.iter().map(|p| self.round_row(*p)).collect();
-            let low: Vec<f32> = weights.iter().zip(&high).map(|(p, h)| self.round_row(p - h)).collect();
-            for (d, o) in column.out.iter_mut().enumerate() {
-                let part = |weights: &[f32]| products(rows.iter().zip(weights).map(|(r, p)| (r[1][d], *p)));
-                *o += part(&high) + part(&low);
-            }
+    fn rows(&self, tokens: Range<usize>, memory: &Memory<'_>, q: &Query, column: &mut Column) {
+        let rows = || tokens.clone().map(|t| &memory.exact[&t]);
+        let score = |(token, [key, _]): (usize, &[Vec<f32>; 2])| {
+            let part = |p: &[f32]| products(row_order(key.len()).map(|c| (key[c], p[c])));
+            let s = (part(&q.parts[0]) + part(&q.parts[1])) * q.row_factor;
+            let s = self.softcap.map_or(s, |cap| soft_cap(s, cap));
+            if q.sees.contains(&token) { s } else { f32::NEG_INFINITY }
+        };
+        let scores: Vec<f32> = tokens.clone().zip(rows()).map(score).collect();
+        column.move_for(largest(scores.iter().copied(), f32::NEG_INFINITY));
+        let weights: Vec<f32> = scores.iter().map(|s| exp2(s - column.reference)).collect();
+        for (i, p) in weights.iter().enumerate() {
+            column.sums[i % 8] += p;
+        }
+        let high: Vec<f32> = weights.iter().map(|p| self.round_row(*p)).collect();
+        let low: Vec<f32> = weights.iter().zip(&high).map(|(p, h)| self.round_row(p - h)).collect();
+        for (d, o) in column.out.iter_mut().enumerate() {
+            let part = |weights: &[f32]| products(rows().zip(weights).map(|([_, v], p)| (v[d], *p)));
+            *o += part(&high) + part(&low);
         }
     }
 }
 
-/// Three f16 numbers that add up to x.
-fn three_parts(x: f32) -> [f32; 3] {
+/// Two f16 numbers that add up to x.
+fn two_parts(x: f32) -> [f32; 2] {
     let first = round_half(x);
-    let second = round_half(x - first);
-    [first, second, round_half(x - first - second)]
+    [first, round_half(x - first)]
 }
 
 /// Products of a query and the steps of a group in 16-bit fixed point. Where one does not fit, `norm` changes so that the largest does.
@@ -549,20 +474,19 @@ fn fold(row: &[f32], pairs: &[(f32, f32)], norm: &mut f32) -> Vec<i32> {
 }
 
 /// The warps of a block, all weights brought to the largest reference.
-fn merge_warps(warps: &[Vec<Column>], c: usize) -> Partial {
-    let of = || warps.iter().map(|w| &w[c]);
-    let reference = largest(of().map(|w| w.reference), NO_REFERENCE);
-    let factor = |w: &Column| exp2(w.reference - reference);
-    let sum = of().map(|w| add_up(w.sums, &[1, 2, 4]) * factor(w)).fold(0.0, |a, b| a + b);
-    let channel = |d: usize| of().map(|w| w.out[d] * factor(w)).reduce(|a, b| a + b).unwrap();
-    Partial { reference, sum, out: (0..warps[0][c].out.len()).map(channel).collect() }
+fn merge_warps(warps: [Column; WARPS]) -> Partial {
+    let reference = largest(warps.iter().map(|w| w.reference), NO_REFERENCE);
+    let factors = warps.each_ref().map(|w| exp2(w.reference - reference));
+    let of = || warps.iter().zip(factors);
+    let sum = of().fold(0.0, |sum, (w, factor)| sum + add_up(w.sums, &[1, 2, 4]) * factor);
+    let channel = |d: usize| of().map(|(w, factor)| w.out[d] * factor).reduce(|a, b| a + b).unwrap();
+    Partial { reference, sum, out: (0..warps[0].out.len()).map(channel).collect() }
 }
 
 /// The blocks of a unit.
-fn combine<'a>(parts: impl Iterator<Item = &'a Partial> + Clone) -> Partial {
-    let reference = largest(parts.clone().map(|p| p.reference), NO_REFERENCE);
-    let dim = parts.clone().next().map_or(0, |p| p.out.len());
-    let (mut sum, mut out) = (0.0, vec![0.0; dim]);
+fn combine(parts: &[Partial]) -> Partial {
+    let reference = largest(parts.iter().map(|p| p.reference), NO_REFERENCE);
+    let (mut sum, mut out) = (0.0, vec![0.0; parts[0].out.len()]);
     for part in parts {
         let factor = exp2(part.reference - reference);
         sum += part.sum * factor;

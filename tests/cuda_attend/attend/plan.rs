@@ -36,7 +36,7 @@ pub(super) struct Piece {
 
 impl Piece {
     /// A warp has every fourth item.
-    pub(super) fn of_warp(&self, warp: usize) -> impl Iterator<Item = &Item> {
+    pub(super) fn of_warp(&self, warp: usize) -> impl Iterator<Item = &Item> + Clone {
         self.items.iter().skip(warp).step_by(WARPS)
     }
 }

@@ -1,5 +1,4 @@
-//! The plan of a launch, held against what blocks did; and how even
-//! it is where one sequence is much longer than the others.
+//! The plan of a launch, held against what blocks did; and how even it is where one sequence is much longer than the others.
 
 use super::config;
 use super::edges::Still;
