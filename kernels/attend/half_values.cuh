@@ -67,12 +67,14 @@ struct HalfState {
     set_limit(kLimitAbove + (float)(126 - e));
   }
 
-  // Moves the references of columns whose largest score `most` (log2 units) is far above.
-  __device__ __forceinline__ void move(const float (&most)[kColumns]) {
+  // Moves the references of columns whose largest score `most`, which `factor` takes to log2 units, is far above: by the same test as
+  // the one that called, so that no column moves because another one does.
+  __device__ __forceinline__ void move(const float (&most)[kColumns], const float (&factor)[kColumns]) {
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       const float m = rows_max(most[j]);
-      const float next = m - reference[j] > limit ? m - (limit - (kLimitAbove - kHeadroom)) : reference[j];
+      const float next =
+          fmaf(m, factor[j], -reference[j]) > limit ? m * factor[j] - (limit - (kLimitAbove - kHeadroom)) : reference[j];
       scale_column(j, exp2_fast(reference[j] - next));
       reference[j] = next;
     }
@@ -108,9 +110,7 @@ __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool s
   }
   if (__any_sync(kAllLanes, move)) {
     if (__any_sync(kAllLanes, grow)) w.fit(warp_max(largest));
-#pragma unroll
-    for (int j = 0; j < 2 * NT; j++) most[j] *= factor[j];
-    w.move(most);
+    w.move(most, factor);
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {

@@ -64,17 +64,18 @@ struct IntegerState {
     for (int m = 0; m < D / 16; m++) o[m][0] = o[m][1] = 0;
   }
 
-  // Moves the reference of a column whose largest score `most` (log2 units) is far above.
-  __device__ __forceinline__ void move(float most) {
+  // Moves the reference of a column whose largest score `most`, which `factor` takes to log2 units, is far above: by the same test as
+  // the one that called, so that no column moves because another one does.
+  __device__ __forceinline__ void move(float most, float factor) {
     most = rows_max(most);
-    float next = most - reference[0] > kLimitAbove ? most - kHeadroom : reference[0];
-    float factor = exp2_fast(reference[0] - next);
+    float next = fmaf(most, factor, -reference[0]) > kLimitAbove ? most * factor - kHeadroom : reference[0];
+    float down = exp2_fast(reference[0] - next);
     reference[0] = next;
-    sum[0] *= factor;
+    sum[0] *= down;
 #pragma unroll
-    for (int i = 0; i < Zeros; i++) zero[i] *= factor;
+    for (int i = 0; i < Zeros; i++) zero[i] *= down;
 #pragma unroll
-    for (int m = 0; m < D / 16; m++) o[m][0] *= factor, o[m][1] *= factor;
+    for (int m = 0; m < D / 16; m++) o[m][0] *= down, o[m][1] *= down;
   }
 };
 
@@ -244,7 +245,7 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
   float most = s[0][0];
 #pragma unroll
   for (int i = 1; i < 8; i++) most = fmaxf(most, s[i][0]);
-  if (__any_sync(kAllLanes, fmaf(most, factor, -w.reference[0]) > kLimitAbove)) w.move(most * factor);
+  if (__any_sync(kAllLanes, fmaf(most, factor, -w.reference[0]) > kLimitAbove)) w.move(most, factor);
 #pragma unroll
   for (int i = 0; i < 8; i++) {
     s[i][0] = exp2_fast(fmaf(s[i][0], factor, -w.reference[0]));
@@ -317,7 +318,7 @@ __device__ __forceinline__ void integer_row_step(const IntegerQuery<DK, Channel>
     if (token >= end || !view.sees(lane % 4, token)) s[h] = -kInfinity;
   }
   float most = fmaxf(s[0], s[1]);
-  if (__any_sync(kAllLanes, most - w.reference[0] > kLimitAbove)) w.move(most);
+  if (__any_sync(kAllLanes, most - w.reference[0] > kLimitAbove)) w.move(most, 1);
   uint32_t b[1][1][2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {

@@ -129,7 +129,12 @@ __device__ __forceinline__ void row_step(const HalfQuery<DK, NT>& q, const RowMe
     most[j] = fmaxf(s[0][j], s[1][j]);
     move |= most[j] - w.reference[j] > kLimitAbove;
   }
-  if (__any_sync(kAllLanes, move)) w.move(most);
+  if (__any_sync(kAllLanes, move)) {
+    float one[kColumns];
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) one[j] = 1;
+    w.move(most, one);
+  }
   uint32_t b[2][NT][2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {

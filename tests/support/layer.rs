@@ -15,8 +15,8 @@ use qkv::{Batch, CacheConfig, Dtype, Format, PagePool, PagedKvCache, Seat, Shape
 pub(crate) struct Layer {
     pub(crate) pages: CudaSlice<u8>,
     pub(crate) window: [CudaSlice<u16>; 2],
-    sinks: [CudaSlice<u16>; 2],
-    means: CudaSlice<u16>,
+    pub(crate) sinks: [CudaSlice<u16>; 2],
+    pub(crate) means: CudaSlice<u16>,
     scales: [CudaSlice<f32>; 2],
 }
 

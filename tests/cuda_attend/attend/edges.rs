@@ -89,7 +89,7 @@ impl Still {
         let c = self.config.clone();
         let n = self.sequences;
         let q = Host::new(Dtype::F16, q).up(gpu);
-        let mut out: CudaSlice<f32> = gpu.zeros(n * c.kv_heads * group * c.value_dim);
+        let mut out = gpu.zeros::<f32>(n * c.kv_heads * group * c.value_dim);
         let batch = DeviceBatch::seats((&self.seats).into(), (&self.starts).into(), (&self.tables).into(), n);
         let mut step = StepMemory {
             lengths: (&mut self.lengths).into(),

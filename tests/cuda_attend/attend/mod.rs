@@ -2,6 +2,9 @@
 
 mod edges;
 mod fixed_split;
+mod integer;
+mod integer_model;
+mod plan;
 mod refused;
 mod schedule;
 
@@ -31,6 +34,8 @@ struct Case {
     before: Vec<usize>,
     new: Vec<usize>,
     pad: bool,
+    /// Whether some queries are no numbers.
+    broken: bool,
 }
 
 impl Case {
@@ -47,6 +52,7 @@ impl Case {
             before: before.to_vec(),
             new: new.to_vec(),
             pad: false,
+            broken: false,
         }
     }
 }
@@ -115,7 +121,30 @@ struct Errors {
     cpu: f64,
 }
 
-fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
+/// A step of attention: what it was made of, and what came out on both sides.
+struct Ran {
+    twins: Twins,
+    seats: Vec<Seat>,
+    query_heads: usize,
+    sink_logits: Vec<f32>,
+    q: (Host, qkv::Shape),
+    out: (Host, qkv::Shape),
+    lse: Vec<f32>,
+    cpu_out: Vec<f32>,
+    cpu_lse: Vec<f32>,
+}
+
+/// Channels of a row.
+fn channels((host, shape): &(Host, qkv::Shape), t: usize, head: usize) -> Vec<f32> {
+    let at = (0..shape.dims[2]).map(|d| gpu::row(shape, t, head) + d * shape.strides[3]);
+    match host {
+        Host::F16(x) => at.map(|i| x[i].to_f32()).collect(),
+        Host::Bf16(x) => at.map(|i| x[i].to_f32()).collect(),
+        Host::F32(x) => at.map(|i| x[i]).collect(),
+    }
+}
+
+fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Ran {
     let c = &case.config;
     let query_heads = c.kv_heads * case.group;
     let mut twins = Twins::new(gpu, c.clone(), 1 + c.max_sequences * c.blocks_per_sequence());
@@ -134,7 +163,14 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
     let mut state = None;
     twins.step_with(gpu, random, &seats, &case.new, case.pad, |a| {
         let (shape, n) = layout(&mut inner, [a.rows, query_heads, c.key_dim]);
-        let values: Vec<f32> = inner.normals(n).iter().map(|x| x * case.sharpness).collect();
+        let mut values: Vec<f32> = inner.normals(n).iter().map(|x| x * case.sharpness).collect();
+        if case.broken {
+            for row in (0..a.rows * query_heads).step_by(3) {
+                let at = gpu::row(&shape, row / query_heads, row % query_heads);
+                values[at + inner.below(c.key_dim) * shape.strides[3]] =
+                    inner.pick(&[f32::NAN, f32::INFINITY]);
+            }
+        }
         let q = Host::new(query_dtype, &values);
         let (out_shape, out_n) = layout(&mut inner, [a.rows, query_heads, c.value_dim]);
         // What is there already must stay where no row is.
@@ -186,29 +222,27 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
         let view = qkv::TensorRef::new(q.data(), shape).unwrap();
         let mut o = TensorMut::thd(&mut cpu_out, [a.rows, query_heads, c.value_dim]).unwrap();
         a.cpu.attend(0, &view, &host_params, &mut o, Some(&mut cpu_lse)).unwrap();
-        state = Some((q, shape, got, out_shape, got_lse, cpu_out, cpu_lse));
+        state = Some(((q, shape), (got, out_shape), got_lse, cpu_out, cpu_lse));
     });
-    let (q, shape, got, out_shape, got_lse, cpu_out, cpu_lse) = state.unwrap();
-    let read = |h: &Host, s: &qkv::Shape, t: usize, head: usize, dim: usize| -> Vec<f64> {
-        let at = (0..dim).map(|d| gpu::row(s, t, head) + d * s.strides[3]);
-        match h {
-            Host::F16(x) => at.map(|i| x[i].to_f64()).collect(),
-            Host::Bf16(x) => at.map(|i| x[i].to_f64()).collect(),
-            Host::F32(x) => at.map(|i| x[i].into()).collect(),
-        }
-    };
-    let starts = twins.last_rows.clone();
-    let rows = got_lse.len() / query_heads;
+    let (q, out, lse, cpu_out, cpu_lse) = state.unwrap();
+    let ran = Ran { twins, seats, query_heads, sink_logits: sinks, q, out, lse, cpu_out, cpu_lse };
+    let starts = &ran.twins.last_rows;
     let real = |t: usize| starts.iter().zip(&case.new).any(|(s, n)| (*s..s + n).contains(&t));
-    for (t, head) in (0..rows).filter(|t| !real(*t)).flat_map(|t| (0..query_heads).map(move |h| (t, h))) {
-        let out = read(&got, &out_shape, t, head, c.value_dim);
-        let left = got_lse[t * query_heads + head] == 7.0 && out.iter().all(|x| *x == 7.0);
-        assert!(left, "row {t} belongs to no sequence: {}", describe(case));
+    for row in (0..ran.lse.len()).filter(|row| !real(row / query_heads)) {
+        let out = channels(&ran.out, row / query_heads, row % query_heads);
+        let left = ran.lse[row] == 7.0 && out.iter().all(|x| *x == 7.0);
+        assert!(left, "row {row} belongs to no sequence: {}", describe(case));
     }
+    ran
+}
+
+/// Errors of a step. Rows whose queries are no numbers must be none, and do not count.
+fn errors(case: &Case, ran: &Ran) -> Errors {
+    let c = &case.config;
     let (mut exact, mut rounded, mut device, mut cpu) = (vec![], vec![], vec![], vec![]);
     let (mut lse_error, mut half_lse) = (0f64, 0f64);
-    for (i, seat) in seats.iter().enumerate() {
-        let len = twins.cpu.len(*seat).unwrap();
+    for (i, seat) in ran.seats.iter().enumerate() {
+        let len = ran.twins.cpu.len(*seat).unwrap();
         if len == 0 {
             continue;
         }
@@ -216,14 +250,21 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
         let mut v = vec![0f32; len * c.kv_heads * c.value_dim];
         let mut tk = TensorMut::thd(&mut k, [len, c.kv_heads, c.key_dim]).unwrap();
         let mut tv = TensorMut::thd(&mut v, [len, c.kv_heads, c.value_dim]).unwrap();
-        twins.cpu.dequantize(0, *seat, &mut tk, &mut tv).unwrap();
+        ran.twins.cpu.dequantize(0, *seat, &mut tk, &mut tv).unwrap();
         for n in 0..case.new[i] {
-            let at = starts[i] + n;
+            let at = ran.twins.last_rows[i] + n;
             let end = len - case.new[i] + n + 1;
             let begin = c.layers[0].sliding_window.map_or(0, |w| end.saturating_sub(w));
-            for (head, sink) in sinks.iter().enumerate() {
+            for (head, sink) in ran.sink_logits.iter().enumerate() {
                 let kv = head / case.group;
-                let q = read(&q, &shape, at, head, c.key_dim);
+                let (q, got) = (channels(&ran.q, at, head), channels(&ran.out, at, head));
+                let index = at * ran.query_heads + head;
+                if q.iter().any(|x| !x.is_finite()) {
+                    let nan = got.iter().all(|x| x.is_nan()) && ran.lse[index].is_nan();
+                    assert!(nan, "row {at} head {head}: {got:?} of {}", describe(case));
+                    continue;
+                }
+                let q: Vec<f64> = q.into_iter().map(f64::from).collect();
                 let sink = case.sink_logits.then_some(*sink);
                 let dims = (c.key_dim, c.value_dim);
                 let (k, v) = (&k[kv * c.key_dim..], &v[kv * c.value_dim..]);
@@ -231,12 +272,11 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
                 let (r, rounded_lse) = row(&q, k, v, dims, c.kv_heads, begin..end, case, sink, true);
                 exact.extend(o);
                 rounded.extend(r);
-                device.extend(read(&got, &out_shape, at, head, c.value_dim));
-                let index = at * query_heads + head;
-                cpu.extend(cpu_out[index * c.value_dim..][..c.value_dim].iter().map(|x| f64::from(*x)));
-                lse_error = lse_error.max((f64::from(got_lse[index]) - lse).abs());
+                device.extend(got.into_iter().map(f64::from));
+                cpu.extend(ran.cpu_out[index * c.value_dim..][..c.value_dim].iter().map(|x| f64::from(*x)));
+                lse_error = lse_error.max((f64::from(ran.lse[index]) - lse).abs());
                 half_lse = half_lse.max((rounded_lse - lse).abs());
-                assert!((cpu_lse[index] as f64 - lse).abs() < 1e-3, "the CPU's LSE");
+                assert!((f64::from(ran.cpu_lse[index]) - lse).abs() < 1e-3, "the CPU's LSE");
             }
         }
     }
@@ -286,7 +326,7 @@ impl Findings {
     /// The device is near the CPU; and over all cases, and over the cases of a format where there are some, at most twice as far from
     /// f64 as f16 arithmetic on decoded elements. One case of a few rows may be a little further.
     fn check(&mut self, gpu: &Gpu, case: &Case, random: &mut Random) {
-        let e = run(gpu, case, random);
+        let e = errors(case, &run(gpu, case, random));
         // Where logits are large, so are their errors.
         let lse = e.lse <= f64::max(2e-3, 3.0 * e.half_lse);
         let good = e.device <= 3.0 * e.half + 1e-6 && e.cpu <= 1e-3 && lse;

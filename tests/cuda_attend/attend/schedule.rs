@@ -1,26 +1,10 @@
-//! Who does what: the plan that every block of a launch makes for itself, on the host, held against what blocks did; and how even
-//! it is where one sequence is much longer than the others.
+//! The plan of a launch, held against what blocks did; and how even it is where one sequence is much longer than the others.
 
 use super::config;
 use super::edges::Still;
+use super::plan::{Item, Plan, Sequence};
 use crate::gpu::Gpu;
-use qkv::cuda::launch::page_bytes;
 use qkv::{Affine, Bits, CacheConfig, Format};
-
-/// Weights of items, as `attend` gives them, in units of 256 bytes.
-struct Weights {
-    page: u64,
-    row: u64,
-    unit: u64,
-}
-
-impl Weights {
-    fn new(c: &CacheConfig) -> Self {
-        let of = |bytes: usize| (bytes / 256).max(1) as u64;
-        let page = of(page_bytes(c, 0).unwrap());
-        Self { page, row: of(16 * 2 * (c.key_dim + c.value_dim)), unit: of(4096) }
-    }
-}
 
 /// What one block does: weight and tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -29,38 +13,28 @@ struct Load {
     tokens: usize,
 }
 
-/// The items of a sequence of `len` tokens: (weight, tokens), pages first, then exact rows, then sinks.
-fn items(c: &CacheConfig, w: &Weights, len: usize) -> Vec<(u64, usize)> {
-    let residual = c.residual.unwrap();
-    let tiles = len.saturating_sub(residual) / 64;
-    let rows = len - (64 * tiles).max(c.sinks);
-    let mut all: Vec<_> = (0..tiles).map(|t| (w.page, if t == 0 { 64 - c.sinks } else { 64 })).collect();
-    all.extend((0..rows).step_by(16).map(|at| (w.row, 16.min(rows - at))));
-    if c.sinks > 0 {
-        all.push((w.row, c.sinks));
-    }
-    all
-}
-
-/// Block b does the items that begin in [total b / blocks, total (b + 1) / blocks) of all weights laid end to end.
-fn plan(c: &CacheConfig, lens: &[usize], blocks: u64) -> Vec<Load> {
-    let w = Weights::new(c);
-    let units: Vec<_> =
-        lens.iter().flat_map(|len| std::iter::repeat_n(items(c, &w, *len), c.kv_heads)).collect();
-    let total: u64 = units.iter().map(|u| u.iter().map(|i| i.0).sum::<u64>() + w.unit).sum();
-    let (mut loads, mut at, mut b) = (vec![Load::default(); blocks as usize], 0, 0u64);
-    for unit in units {
-        for (weight, tokens) in unit {
-            while at >= total * (b + 1) / blocks {
-                b += 1;
+/// Loads of the blocks of a step of one token each, after which sequences have so many tokens.
+fn loads(c: &CacheConfig, lens: &[usize], blocks: usize) -> Vec<Load> {
+    let plan = Plan::new(c);
+    let packed = |len: usize| len.saturating_sub(c.residual.unwrap()) / 64 * 64;
+    let sequences: Vec<_> =
+        lens.iter().map(|len| Sequence { old_len: len - 1, len: *len, packed: packed(*len) }).collect();
+    let mut loads = vec![Load::default(); blocks];
+    for pieces in plan.units(&sequences, blocks) {
+        for piece in &pieces {
+            let load = &mut loads[piece.block];
+            for item in &piece.items {
+                load.weight += plan.weight(item);
+                load.tokens += match item {
+                    // Sinks are not read from their page.
+                    Item::Page(0) => 64 - c.sinks,
+                    Item::Page(_) => 64,
+                    Item::Exact(tokens) => tokens.len(),
+                };
             }
-            let load = &mut loads[b as usize];
-            (load.weight, load.tokens) = (load.weight + weight, load.tokens + tokens);
-            at += weight;
         }
         // Queries and the merge, where the unit ends.
-        loads[b as usize].weight += w.unit;
-        at += w.unit;
+        loads[pieces.last().unwrap().block].weight += plan.unit;
     }
     loads
 }
@@ -84,7 +58,7 @@ fn blocks_do_what_the_plan_says() {
     let out = still.attend(&gpu, group, &vec![0.0; 16 * 2 * group * 64]);
     assert!(out.iter().all(|x| x.is_finite() && *x != 0.0));
     let blocks = simulator.take_stats()[0].grid[0] as usize;
-    let (work, loads) = (gpu.down(&still.workspace), plan(&c, &uneven(long), blocks as u64));
+    let (work, loads) = (gpu.down(&still.workspace), loads(&c, &uneven(long), blocks));
     // A place has references, sums and outputs of four columns, and a block has two: for a unit that others began, for one that
     // others end.
     let place = 4 * (64 + 2);
@@ -121,7 +95,7 @@ fn the_busiest_block_has_a_tenth_more_than_the_mean() {
             let c = config(key, value, 8, d).with_capacity(16, 65_536 + 64);
             // Multiprocessors of A100 and H200 and what they hold.
             for blocks in [108 * 2, 108 * 3, 132 * 2, 132 * 3] {
-                let loads = plan(&c, &uneven(65_536), blocks);
+                let loads = loads(&c, &uneven(65_536), blocks);
                 let most = loads.iter().map(|l| l.weight).max().unwrap() as f64;
                 let mean = loads.iter().map(|l| l.weight).sum::<u64>() as f64 / blocks as f64;
                 let what = format!("{key:?} {value:?}, {d} channels, {blocks} blocks");
