@@ -2,8 +2,8 @@
 //! it is where one sequence is much longer than the others.
 
 use super::config;
-use super::edges::Still;
 use crate::gpu::Gpu;
+use crate::still::Still;
 use qkv::cuda::launch::page_bytes;
 use qkv::{Affine, Bits, CacheConfig, Format};
 
