@@ -28,7 +28,7 @@ Times the CUDA kernels on a GPU.
   --json        one JSON object instead of a table
   --device      only says what the driver and the device are
   bytes         counts what attention moves, on the simulated driver: a line of JSON a row
-    --tokens N  tokens of a sequence in pages (4096), a multiple of 64
+    --tokens N  tokens of a sequence in pages at least (4096), a multiple of 64
     --quick     heads of 128 channels, groups 4 and 8
 ";
 

@@ -90,7 +90,7 @@ pub fn run(args: &GpuArgs) -> Result<()> {
         "--test=cuda*",
         "--bench=cuda",
     ];
-    let built = kernels::executables(&toolkit, &architectures, &build)?;
+    let built = kernels::executables(&toolkit, Some(&architectures), ARCHITECTURES, &build)?;
     let programs = programs(&built)?;
     if out.join("run.sh").is_file() {
         fs::remove_dir_all(&out).with_context(|| out.display().to_string())?;

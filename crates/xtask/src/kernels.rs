@@ -108,11 +108,17 @@ pub(crate) struct Executable {
     pub(crate) path: PathBuf,
 }
 
-/// Builds and returns the programs.
-pub(crate) fn executables(toolkit: &Toolkit, architectures: &str, args: &[&str]) -> Result<Vec<Executable>> {
+/// Builds and returns the programs. Architectures are `given`, else the environment's, else `architectures`.
+pub(crate) fn executables(
+    toolkit: &Toolkit,
+    given: Option<&str>,
+    architectures: &str,
+    args: &[&str],
+) -> Result<Vec<Executable>> {
     let mut command = cargo(toolkit, architectures, args);
-    // Given ones come before the environment's.
-    command.env("CUDA_COMPUTE_CAP", architectures);
+    if let Some(given) = given {
+        command.env("CUDA_COMPUTE_CAP", given);
+    }
     let messages = messages(&mut command)?;
     let artifacts = messages.iter().filter(|m| m["reason"] == "compiler-artifact");
     Ok(artifacts
