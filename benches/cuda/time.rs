@@ -180,9 +180,10 @@ fn about(gpu: &Gpu, simulated: bool) -> Result<String, String> {
 
 fn json(about: &str, smoke: bool, rows: &[Row]) -> serde_json::Value {
     let row = |r: &Row| {
+        let ratio = r.ratio.filter(|_| !smoke);
         json!({
-            "part": r.part, "name": r.name, "ms": r.ms, "bytes": r.bytes, "ratio": r.ratio,
-            "goal": r.goal.map(Goal::text), "holds": r.goal.zip(r.ratio).map(|(g, x)| g.holds(x)),
+            "part": r.part, "name": r.name, "ms": r.ms, "bytes": r.bytes, "ratio": ratio,
+            "goal": r.goal.map(Goal::text), "holds": r.goal.zip(ratio).map(|(g, x)| g.holds(x)),
         })
     };
     json!({ "device": about, "smoke": smoke, "rows": rows.iter().map(row).collect::<Vec<_>>() })

@@ -16,14 +16,17 @@ const SEQUENCES: usize = 128;
 const TOKENS: usize = 2048;
 /// Steps in a graph: each sequence closes one tile.
 const STEPS: usize = 64;
+/// Sequences and steps of a trial.
+const SMOKE: [usize; 2] = [3, 5];
 const GOAL: Goal = Goal::AtMost(1.15);
 
 /// Adds a row a format.
 pub(crate) fn run(bench: &mut Bench<'_>) {
-    let plain = plain(bench);
-    let bytes = SEQUENCES * HEADS * 2 * DIM * 4;
+    let [sequences, steps] = if bench.smoke { SMOKE } else { [SEQUENCES, STEPS] };
+    let plain = plain(bench, sequences, steps);
+    let bytes = sequences * HEADS * 2 * DIM * 4;
     let row = |name: String, ms: f64, ratio, goal| Row { part: "append", name, ms, bytes, ratio, goal };
-    bench.rows.push(row(format!("plain 16-bit rows, {SEQUENCES} tokens"), plain, None, None));
+    bench.rows.push(row(format!("plain 16-bit rows, {sequences} tokens"), plain, None, None));
     let same = |name: &str, f: Format| (name.to_string(), f, f, true);
     let mut all = vec![
         same("f16, direct", Format::F16),
@@ -35,26 +38,26 @@ pub(crate) fn run(bench: &mut Bench<'_>) {
         all.push((format!("int{} default", bits.get()), key, value, false));
     }
     for (name, key, value, direct) in all {
-        let mut c = config(key, value, HEADS, DIM).with_capacity(SEQUENCES, TOKENS + 64);
+        let mut c = config(key, value, HEADS, DIM).with_capacity(sequences, TOKENS + 64);
         if direct {
             c = c.direct();
         }
-        let ms = quantized(bench, &c);
-        bench.rows.push(row(format!("{name}, {SEQUENCES} tokens"), ms, Some(ms / plain), Some(GOAL)));
+        let ms = quantized(bench, &c, steps);
+        bench.rows.push(row(format!("{name}, {sequences} tokens"), ms, Some(ms / plain), Some(GOAL)));
     }
 }
 
-fn plain(bench: &Bench<'_>) -> f64 {
+fn plain(bench: &Bench<'_>, sequences: usize, steps: usize) -> f64 {
     let gpu = bench.gpu;
     let n = HEADS * DIM;
     let [k, v] = [3, 4].map(|seed| {
-        let x = Random::new(seed).normals(SEQUENCES * n);
+        let x = Random::new(seed).normals(sequences * n);
         gpu.up(&x.iter().map(|x| half::f16::from_f32(*x).to_bits()).collect::<Vec<u16>>())
     });
-    let slots = SEQUENCES * STEPS;
+    let slots = sequences * steps;
     let [mut key_cache, mut value_cache] = [gpu.zeros::<u16>(slots * n), gpu.zeros::<u16>(slots * n)];
-    let mappings: Vec<CudaSlice<i64>> = (0..STEPS)
-        .map(|step| gpu.up(&(0..SEQUENCES).map(|s| (s * STEPS + step) as i64).collect::<Vec<_>>()))
+    let mappings: Vec<CudaSlice<i64>> = (0..steps)
+        .map(|step| gpu.up(&(0..sequences).map(|s| (s * steps + step) as i64).collect::<Vec<_>>()))
         .collect();
     let mut launches = || {
         for mapping in &mappings {
@@ -71,29 +74,30 @@ fn plain(bench: &Bench<'_>) -> f64 {
     };
     // Kernels are loaded before the capture.
     launches();
-    replays(bench, &capture(gpu, launches))
+    replays(bench, &capture(gpu, launches)) / steps as f64
 }
 
-fn quantized(bench: &Bench<'_>, c: &CacheConfig) -> f64 {
+fn quantized(bench: &Bench<'_>, c: &CacheConfig, steps: usize) -> f64 {
     let gpu = bench.gpu;
-    let lens: Vec<usize> = (0..SEQUENCES).map(|s| TOKENS - 64 + s % 64).collect();
+    let sequences = c.max_sequences;
+    let lens: Vec<usize> = (0..sequences).map(|s| TOKENS - 64 + s % 64).collect();
     let mut still = Still::new(gpu, c.clone(), &lens);
     // The buffers of so many steps, as `begin_step` fills them.
-    let mut steps: Vec<(CudaSlice<i32>, CudaSlice<i64>)> = Vec::new();
-    for _ in 0..STEPS {
+    let mut buffers: Vec<(CudaSlice<i32>, CudaSlice<i64>)> = Vec::new();
+    for _ in 0..steps {
         still.begin(gpu);
-        let step = std::mem::replace(&mut still.step, gpu.zeros(STEP_WORDS * SEQUENCES));
-        steps.push((step, std::mem::replace(&mut still.slots, gpu.zeros(SEQUENCES))));
+        let step = std::mem::replace(&mut still.step, gpu.zeros(STEP_WORDS * sequences));
+        buffers.push((step, std::mem::replace(&mut still.slots, gpu.zeros(sequences))));
     }
     let rows =
-        [3, 4].map(|seed| Host::new(Dtype::F16, &Random::new(seed).normals(SEQUENCES * HEADS * DIM)).up(gpu));
-    let shape = contiguous([SEQUENCES, HEADS, DIM]);
+        [3, 4].map(|seed| Host::new(Dtype::F16, &Random::new(seed).normals(sequences * HEADS * DIM)).up(gpu));
+    let shape = contiguous([sequences, HEADS, DIM]);
     let (k, v) = (rows[0].view(shape), rows[1].view(shape));
     let mut launches = || {
-        for (step, slots) in &mut steps {
+        for (step, slots) in &mut buffers {
             let (seats, starts, tables) =
                 ((&still.seats).into(), (&still.starts).into(), (&still.tables).into());
-            let batch = DeviceBatch::seats(seats, starts, tables, SEQUENCES);
+            let batch = DeviceBatch::seats(seats, starts, tables, sequences);
             let mut memory = StepMemory {
                 lengths: (&mut still.lengths).into(),
                 step: step.into(),
@@ -105,7 +109,7 @@ fn quantized(bench: &Bench<'_>, c: &CacheConfig) -> f64 {
         }
     };
     launches();
-    replays(bench, &capture(gpu, launches))
+    replays(bench, &capture(gpu, launches)) / steps as f64
 }
 
 /// The launches of a call as a graph.
@@ -117,7 +121,7 @@ fn capture(gpu: &Gpu, launches: impl FnOnce()) -> CudaGraph {
     gpu.stream.end_capture(flags).expect("a capture without faults").expect("a graph")
 }
 
-/// Milliseconds of one of its launches.
+/// Milliseconds of a replay.
 fn replays(bench: &Bench<'_>, graph: &CudaGraph) -> f64 {
-    bench.median(1, |_| graph.launch().expect("a replay")) / STEPS as f64
+    bench.median(1, |_| graph.launch().expect("a replay"))
 }

@@ -38,7 +38,9 @@ else
   on="NVIDIA's driver"
 fi
 export QKV_GOLDEN_DIR=$here/golden
-mkdir -p logs
+# What an earlier run left would pass for this one's.
+rm -rf logs
+mkdir logs
 start=$(date +%s)
 names=()
 results=()
@@ -109,18 +111,19 @@ fi
 
 @PARTS@
 
-# In order of size: what is in the table is padded to the longest name.
+# The table: names are padded to the longest.
 width=4
 for name in "${names[@]}"; do
   [ ${#name} -gt $width ] && width=${#name}
 done
 echo
 [ -f logs/driver.txt ] && [ -z "$stop" ] && tail -1 logs/driver.txt
-echo "ran on: $on"
-echo
-for row in logs/bench.txt; do
-  [ -z "$stop" ] && [ -f "$row" ] && cat "$row"
-done
+if [ -n "$stop" ]; then
+  echo "ran on nothing: $stop"
+else
+  echo "ran on: $on"
+  [ -f logs/bench.txt ] && cat logs/bench.txt
+fi
 echo
 printf "%-${width}s | %8s | %s\n" part seconds result
 for i in "${!names[@]}"; do
