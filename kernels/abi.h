@@ -551,4 +551,28 @@ struct QkvPrefill {
 };
 QKV_SIZE(QkvPrefill, 640);
 
+/* Benchmarks: memory that is read or copied as fast as it goes. */
+struct QkvStream {
+  uint64_t from;
+  /* One u32 that gets the XOR of all words of `from` added; or as many bytes as `from`. */
+  uint64_t to;
+  /* Vectors of 16 bytes. */
+  uint64_t vectors;
+};
+QKV_SIZE(QkvStream, 24);
+
+/* Benchmarks: an append without quantization. */
+struct QkvPlainAppend {
+  /* [rows] and [slots] of 16 * row_vectors bytes: keys, values. */
+  uint64_t from[2];
+  uint64_t to[2];
+  /* i64 [rows], -1 = skip. */
+  uint64_t slot_mapping;
+  uint64_t slots;
+  uint32_t row_vectors[2];
+  uint32_t rows;
+  uint32_t reserved;
+};
+QKV_SIZE(QkvPlainAppend, 64);
+
 #endif

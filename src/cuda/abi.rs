@@ -766,3 +766,44 @@ const _: () = {
     ["Offset of field: QkvPrefill::softcap"][::core::mem::offset_of!(QkvPrefill, softcap) - 628usize];
     ["Offset of field: QkvPrefill::decoded"][::core::mem::offset_of!(QkvPrefill, decoded) - 632usize];
 };
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvStream {
+    pub from: u64,
+    pub to: u64,
+    pub vectors: u64,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvStream"][::core::mem::size_of::<QkvStream>() - 24usize];
+    ["Alignment of QkvStream"][::core::mem::align_of::<QkvStream>() - 8usize];
+    ["Offset of field: QkvStream::from"][::core::mem::offset_of!(QkvStream, from) - 0usize];
+    ["Offset of field: QkvStream::to"][::core::mem::offset_of!(QkvStream, to) - 8usize];
+    ["Offset of field: QkvStream::vectors"][::core::mem::offset_of!(QkvStream, vectors) - 16usize];
+};
+#[repr(C)]
+#[derive(Debug, Default, Copy, Clone)]
+pub struct QkvPlainAppend {
+    pub from: [u64; 2usize],
+    pub to: [u64; 2usize],
+    pub slot_mapping: u64,
+    pub slots: u64,
+    pub row_vectors: [u32; 2usize],
+    pub rows: u32,
+    pub reserved: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of QkvPlainAppend"][::core::mem::size_of::<QkvPlainAppend>() - 64usize];
+    ["Alignment of QkvPlainAppend"][::core::mem::align_of::<QkvPlainAppend>() - 8usize];
+    ["Offset of field: QkvPlainAppend::from"][::core::mem::offset_of!(QkvPlainAppend, from) - 0usize];
+    ["Offset of field: QkvPlainAppend::to"][::core::mem::offset_of!(QkvPlainAppend, to) - 16usize];
+    ["Offset of field: QkvPlainAppend::slot_mapping"]
+        [::core::mem::offset_of!(QkvPlainAppend, slot_mapping) - 32usize];
+    ["Offset of field: QkvPlainAppend::slots"][::core::mem::offset_of!(QkvPlainAppend, slots) - 40usize];
+    ["Offset of field: QkvPlainAppend::row_vectors"]
+        [::core::mem::offset_of!(QkvPlainAppend, row_vectors) - 48usize];
+    ["Offset of field: QkvPlainAppend::rows"][::core::mem::offset_of!(QkvPlainAppend, rows) - 56usize];
+    ["Offset of field: QkvPlainAppend::reserved"]
+        [::core::mem::offset_of!(QkvPlainAppend, reserved) - 60usize];
+};

@@ -41,6 +41,12 @@ kernels! {
     CheckLayout = "checks"::"qkv_check_layout",
     /// Tests: matrix products.
     CheckMma = "checks"::"qkv_check_mma",
+    /// Benchmarks: memory read once.
+    StreamRead = "baselines"::"qkv_stream_read",
+    /// Benchmarks: memory copied.
+    StreamCopy = "baselines"::"qkv_stream_copy",
+    /// Benchmarks: rows to their slots.
+    PlainAppend = "baselines"::"qkv_plain_append",
     /// FP8 bytes of a tensor.
     Fp8Encode = "fp8"::"qkv_fp8_encode",
     /// A tensor of FP8 bytes.
@@ -193,6 +199,8 @@ parameters!(
     QkvConvertPages,
     QkvCheckLayout,
     QkvCheckMma,
+    QkvStream,
+    QkvPlainAppend,
     QkvFp8,
     QkvBeginStep,
     QkvAppend,

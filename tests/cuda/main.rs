@@ -15,6 +15,7 @@ mod layer;
 
 mod anchors;
 mod append;
+mod baselines;
 mod dequantize;
 mod empty;
 mod fp8;

@@ -15,6 +15,8 @@ mod layer;
 #[path = "../support/reference.rs"]
 #[allow(dead_code)]
 mod reference;
+#[path = "../support/still.rs"]
+mod still;
 
 mod attend;
 mod merge;

@@ -63,23 +63,8 @@ impl Twins {
 
     pub(crate) fn with_pool(gpu: &Gpu, config: CacheConfig, blocks: usize, pool: PagePool) -> Self {
         let cpu = PagedKvCache::new(config.clone(), pool).unwrap();
-        let (c, l) = (&config, &config.layers[0]);
-        let (seats, rows) = (c.max_sequences * c.kv_heads, c.window_rows());
-        let zeros = |n: usize| gpu.zeros::<u16>(n.max(1));
-        let scales = |f: &Format, value: bool| {
-            let of = |h| c.scales.as_ref().and_then(|s| if value { s.value(0, h) } else { s.key(0, h) });
-            gpu.up(&(0..c.kv_heads)
-                .map(|h| if f.needs_scale() { of(h).unwrap() } else { 1.0 })
-                .collect::<Vec<_>>())
-        };
-        let layer = Layer {
-            pages: gpu.zeros(blocks * c.block_bytes().unwrap()),
-            window: [zeros(seats * rows * c.key_dim), zeros(seats * rows * c.value_dim)],
-            sinks: [zeros(seats * c.sinks * c.key_dim), zeros(seats * c.sinks * c.value_dim)],
-            means: zeros(seats * c.key_dim),
-            scales: [scales(&l.key, false), scales(&l.value, true)],
-        };
-        let (lengths, status) = (gpu.zeros(2 * c.max_sequences), gpu.zeros(STATUS_WORDS));
+        let layer = Layer::new(gpu, &config, blocks);
+        let (lengths, status) = (gpu.zeros(2 * config.max_sequences), gpu.zeros(STATUS_WORDS));
         Self {
             config,
             cpu,
@@ -265,6 +250,26 @@ impl Twins {
 }
 
 impl Layer {
+    /// All zeros, for the first layer of a configuration.
+    pub(crate) fn new(gpu: &Gpu, c: &CacheConfig, blocks: usize) -> Self {
+        let l = &c.layers[0];
+        let (seats, rows) = (c.max_sequences * c.kv_heads, c.window_rows());
+        let zeros = |n: usize| gpu.zeros::<u16>(n.max(1));
+        let scales = |f: &Format, value: bool| {
+            let of = |h| c.scales.as_ref().and_then(|s| if value { s.value(0, h) } else { s.key(0, h) });
+            gpu.up(&(0..c.kv_heads)
+                .map(|h| if f.needs_scale() { of(h).unwrap() } else { 1.0 })
+                .collect::<Vec<_>>())
+        };
+        Self {
+            pages: gpu.zeros(blocks * c.block_bytes().unwrap()),
+            window: [zeros(seats * rows * c.key_dim), zeros(seats * rows * c.value_dim)],
+            sinks: [zeros(seats * c.sinks * c.key_dim), zeros(seats * c.sinks * c.value_dim)],
+            means: zeros(seats * c.key_dim),
+            scales: [scales(&l.key, false), scales(&l.value, true)],
+        }
+    }
+
     pub(crate) fn memory(&mut self, c: &CacheConfig) -> LayerMemory<'_> {
         let l = &c.layers[0];
         let (seats, rows) = (c.max_sequences * c.kv_heads, c.window_rows());

@@ -40,6 +40,9 @@ pub struct Options {
     pub instruction_limit: u64,
     /// Count per-line statistics: sectors, wavefronts, classes. Without it, what concerns memory is not counted.
     pub counters: bool,
+    /// Loads find the sectors that their warp loaded last, 8 KB of them, in a first-level cache. Stores, atomics and `cp.async`
+    /// go past it. It only changes what is counted.
+    pub first_level_cache: bool,
     /// Shuffles the order of warps and of blocks by this seed; `None`: in order.
     pub shuffle_seed: Option<u64>,
     /// Delay streams until something waits for them, and interleave them by `shuffle_seed`; without one, what was
@@ -67,6 +70,7 @@ impl Default for Options {
             shuffle: true,
             instruction_limit: 20_000_000_000,
             counters: true,
+            first_level_cache: false,
             shuffle_seed: None,
             delay_streams: false,
             mma_truncation: false,

@@ -64,6 +64,9 @@ pub struct Counts {
     pub global_requests: u64,
     /// 32-byte sectors of these.
     pub global_sectors: u64,
+    /// Those of them that reach the second-level cache: all, unless
+    /// [`Options::first_level_cache`](crate::options::Options::first_level_cache) is on.
+    pub l2_sectors: u64,
     /// Shared-memory requests: warp instructions.
     pub shared_requests: u64,
     /// Passes they take.
@@ -91,6 +94,7 @@ impl Counts {
         self.global_bytes += o.global_bytes;
         self.global_requests += o.global_requests;
         self.global_sectors += o.global_sectors;
+        self.l2_sectors += o.l2_sectors;
         self.shared_requests += o.shared_requests;
         self.shared_wavefronts += o.shared_wavefronts;
         self.shared_conflicts += o.shared_conflicts;

@@ -86,29 +86,70 @@ pub(crate) fn build(toolkit: &Toolkit, architectures: &str, lean: bool) -> Resul
 
 /// The same by any of cargo's commands that builds the library with the feature.
 pub(crate) fn build_by(toolkit: &Toolkit, architectures: &str, lean: bool, args: &[&str]) -> Result<PathBuf> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Command::new(cargo);
-    command
-        .args(args)
-        .arg("--message-format=json-render-diagnostics")
-        .current_dir(root())
-        .stdout(Stdio::piped());
+    let mut command = cargo(toolkit, architectures, args);
     if lean {
         command.env("CARGO_PROFILE_RELEASE_DEBUG", "false");
     }
-    toolkit.apply(&mut command, architectures);
-    let output = command.stderr(Stdio::inherit()).output().context("cannot start cargo")?;
-    if !output.status.success() {
-        bail!("the build failed: {}", output.status);
-    }
     let root = root().to_string_lossy().into_owned();
-    String::from_utf8_lossy(&output.stdout)
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).ok())
+    messages(&mut command)?
+        .iter()
         .filter(|m| m["reason"] == "build-script-executed")
         .filter(|m| m["package_id"].as_str().is_some_and(|id| id.contains(&format!("{root}#"))))
         .find_map(|m| m["out_dir"].as_str().map(|d| Path::new(d).to_owned()))
         .context("cargo does not say where the kernels were built")
+}
+
+/// A program that cargo made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Executable {
+    pub(crate) name: String,
+    /// `test`, `bench`, `bin`, ..
+    pub(crate) kind: String,
+    pub(crate) path: PathBuf,
+}
+
+/// Builds and returns the programs. Architectures are `given`, else the environment's, else `architectures`.
+pub(crate) fn executables(
+    toolkit: &Toolkit,
+    given: Option<&str>,
+    architectures: &str,
+    args: &[&str],
+) -> Result<Vec<Executable>> {
+    let mut command = cargo(toolkit, architectures, args);
+    if let Some(given) = given {
+        command.env("CUDA_COMPUTE_CAP", given);
+    }
+    let messages = messages(&mut command)?;
+    let artifacts = messages.iter().filter(|m| m["reason"] == "compiler-artifact");
+    Ok(artifacts
+        .filter_map(|m| {
+            let (path, target) = (m["executable"].as_str()?, &m["target"]);
+            Some(Executable {
+                name: target["name"].as_str()?.into(),
+                kind: target["kind"][0].as_str()?.into(),
+                path: path.into(),
+            })
+        })
+        .collect())
+}
+
+fn cargo(toolkit: &Toolkit, architectures: &str, args: &[&str]) -> Command {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Command::new(cargo);
+    command.args(args).arg("--message-format=json-render-diagnostics").current_dir(root());
+    toolkit.apply(&mut command, architectures);
+    command
+}
+
+/// What cargo says while it builds, as JSON.
+fn messages(command: &mut Command) -> Result<Vec<Value>> {
+    let output =
+        command.stdout(Stdio::piped()).stderr(Stdio::inherit()).output().context("cannot start cargo")?;
+    if !output.status.success() {
+        bail!("the build failed: {}", output.status);
+    }
+    let text = String::from_utf8_lossy(&output.stdout);
+    Ok(text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect())
 }
 
 /// What `nvcc -Xptxas -v` says.

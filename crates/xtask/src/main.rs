@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
-use xtask::{bench_peers, checks, demo, kernels, sass};
+use xtask::{bench_peers, bytes, checks, demo, gpu, kernels, sass};
 
 /// Project commands.
 #[derive(Debug, Parser)]
@@ -24,6 +24,10 @@ enum Command {
     Kernels(kernels::KernelArgs),
     /// Counts the machine instructions of the attention kernels and holds them against their budget.
     Sass(sass::SassArgs),
+    /// Counts the bytes that decode attention moves, on the simulated driver, and holds them against the fewest that would do.
+    Bytes(bytes::BytesArgs),
+    /// Makes a folder that tests and times the CUDA kernels on a machine with nothing but NVIDIA's driver.
+    Gpu(gpu::GpuArgs),
     /// Runs every check there is.
     Test(checks::TestArgs),
 }
@@ -35,6 +39,8 @@ fn main() -> ExitCode {
         Command::BenchPeers(args) => bench_peers::run(&args),
         Command::Kernels(args) => kernels::run(&args),
         Command::Sass(args) => sass::run(&args),
+        Command::Bytes(args) => bytes::run(&args),
+        Command::Gpu(args) => gpu::run(&args),
         Command::Test(args) => checks::run(&args),
     };
     // The message says what to do; a backtrace would bury it.

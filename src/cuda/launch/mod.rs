@@ -14,6 +14,7 @@
 
 mod append;
 mod attend;
+mod baselines;
 mod checks;
 mod dequantize;
 mod exact;
@@ -29,6 +30,8 @@ mod step;
 
 pub use append::{LayerMemory, append, page_bytes};
 pub use attend::{attend, attend_workspace, attend_workspace_fixed};
+#[doc(hidden)]
+pub use baselines::{plain_append, stream_copy, stream_read};
 #[doc(hidden)]
 pub use checks::{Product, check_layout, check_mma};
 pub use dequantize::{CodeLengths, CodeOrder, DevicePairs, code_lengths, dequantize};

@@ -2,131 +2,11 @@
 
 use super::{config, own};
 use crate::gpu::{Gpu, Host, Random, contiguous};
-use crate::layer::{Layer, Twins};
-use cudarc::driver::CudaSlice;
-use qkv::cuda::launch::{
-    DeviceAttendParams, DeviceBatch, STEP_WORDS, StepMemory, attend, attend_workspace, begin_step,
-    page_bytes, read_status,
-};
+use crate::layer::Twins;
+use crate::still::Still;
+use ptxsim::options::Options;
+use qkv::cuda::launch::{DeviceAttendParams, attend, attend_workspace, page_bytes, read_status};
 use qkv::{AttendParams, CacheConfig, Dtype, Seat, TensorMut};
-
-/// A cache on the device that is told lengths instead of tokens: its memory holds what the test put there.
-pub(super) struct Still {
-    pub(super) config: CacheConfig,
-    pub(super) layer: Layer,
-    pub(super) lengths: CudaSlice<i32>,
-    pub(super) status: CudaSlice<u64>,
-    pub(super) step: CudaSlice<i32>,
-    pub(super) slots: CudaSlice<i64>,
-    pub(super) seats: CudaSlice<i32>,
-    pub(super) starts: CudaSlice<i32>,
-    pub(super) tables: CudaSlice<i32>,
-    pub(super) workspace: CudaSlice<f32>,
-    blocks: usize,
-    sequences: usize,
-}
-
-impl Still {
-    /// Sequences of `len` tokens, one new; their blocks in an order that is no order.
-    pub(super) fn new(gpu: &Gpu, config: CacheConfig, lens: &[usize]) -> Self {
-        let blocks = lens.len() * config.max_tokens.div_ceil(64);
-        Self::with_blocks(gpu, config, lens, blocks)
-    }
-
-    /// The same with so many blocks, which sequences may have in common.
-    pub(super) fn with_blocks(gpu: &Gpu, config: CacheConfig, lens: &[usize], blocks: usize) -> Self {
-        let n = lens.len();
-        let width = config.max_tokens.div_ceil(64);
-        let residual = config.residual;
-        let pairs: Vec<i32> = lens
-            .iter()
-            .flat_map(|len| {
-                let packed = residual.map_or(*len, |r| len.saturating_sub(r) / 64 * 64);
-                [*len as i32, packed as i32]
-            })
-            .collect();
-        let step = (0..).map(|i| 2 * i + 1).find(|s| gcd(*s, blocks) == 1 && *s > 6).unwrap();
-        let tables: Vec<i32> = (0..n * width).map(|i| (i * step % blocks) as i32).collect();
-        let layer = Twins::new(gpu, config.clone(), blocks).layer;
-        Self {
-            layer,
-            lengths: gpu.up(&pairs),
-            status: gpu.zeros(4),
-            step: gpu.zeros(STEP_WORDS * n),
-            slots: gpu.zeros(n),
-            seats: gpu.up(&(0..n as i32).collect::<Vec<_>>()),
-            starts: gpu.up(&(0..=n as i32).collect::<Vec<_>>()),
-            tables: gpu.up(&tables),
-            workspace: gpu.zeros(attend_workspace(&gpu.device, &config).unwrap()),
-            blocks,
-            sequences: n,
-            config,
-        }
-    }
-
-    /// Pages of codes, pairs and scales that are small numbers in every format.
-    pub(super) fn filled(mut self, gpu: &Gpu) -> Self {
-        let mut random = Random::new(11);
-        let n = self.blocks * self.config.block_bytes().unwrap();
-        let bytes: Vec<u8> = (0..n).map(|_| random.bits() as u8 & 0x3b).collect();
-        self.layer.pages = gpu.up(&bytes);
-        self
-    }
-
-    /// One step of one token a sequence; counts launches from its attention on.
-    pub(super) fn attend(&mut self, gpu: &Gpu, group: usize, q: &[f32]) -> Vec<f32> {
-        self.attend_with(gpu, group, q, &DeviceAttendParams::new(), 1)
-    }
-
-    pub(super) fn attend_with(
-        &mut self,
-        gpu: &Gpu,
-        group: usize,
-        q: &[f32],
-        params: &DeviceAttendParams<'_>,
-        max_query_len: usize,
-    ) -> Vec<f32> {
-        let c = self.config.clone();
-        let n = self.sequences;
-        let q = Host::new(Dtype::F16, q).up(gpu);
-        let mut out = gpu.zeros::<f32>(n * c.kv_heads * group * c.value_dim);
-        let batch = DeviceBatch::seats((&self.seats).into(), (&self.starts).into(), (&self.tables).into(), n);
-        let mut step = StepMemory {
-            lengths: (&mut self.lengths).into(),
-            step: (&mut self.step).into(),
-            slots: (&mut self.slots).into(),
-            status: (&mut self.status).into(),
-        };
-        begin_step(&gpu.device, gpu.raw(), &c, self.blocks, &batch, &mut step).unwrap();
-        gpu.stream.synchronize().unwrap();
-        if let Some(s) = gpu.simulator {
-            s.take_stats();
-        }
-        let dims = [n, c.kv_heads * group, c.key_dim];
-        let out_dims = [n, c.kv_heads * group, c.value_dim];
-        attend(
-            &gpu.device,
-            gpu.raw(),
-            &c,
-            0,
-            &q.view(contiguous(dims)),
-            params,
-            max_query_len,
-            &batch,
-            &self.layer.memory(&c),
-            &step,
-            &mut qkv::cuda::DeviceTensorMut::thd(&mut out, out_dims).unwrap(),
-            None,
-            (&mut self.workspace).into(),
-        )
-        .unwrap();
-        gpu.down(&out)
-    }
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
-}
 
 #[test]
 fn a_page_is_read_once_in_whole_sectors() {
@@ -141,7 +21,10 @@ fn a_page_is_read_once_in_whole_sectors() {
             let len = 4096;
             let c = base.with_capacity(n, len + 64);
             let mut still = Still::new(&gpu, c.clone(), &vec![len + 31; n]);
-            still.attend(&gpu, group, &vec![0.5; n * heads * group * 128]);
+            // Lanes share pairs, and take 32 bytes of them in two halves: the second finds its sector near.
+            let cached = Options { first_level_cache: true, ..simulator.options() };
+            simulator
+                .with_options(&cached, || still.attend(&gpu, group, &vec![0.5; n * heads * group * 128]));
             let stats = simulator.take_stats();
             let (launch, combine) = (&stats[0], &stats[1]);
             assert!(combine.kernel.contains("combine"), "{}", combine.kernel);
@@ -152,28 +35,20 @@ fn a_page_is_read_once_in_whole_sectors() {
             // Loads of pages are those of ptx.cuh.
             let sectors = |file: &str| -> usize {
                 let of = launch.lines.iter().filter(|l| l.line.contains(file));
-                32 * of.map(|l| l.counts.global_sectors).sum::<u64>() as usize
+                32 * of.map(|l| l.counts.l2_sectors).sum::<u64>() as usize
             };
             let traffic = sectors("ptx.cuh");
             assert!(traffic >= tiles * page, "{what}: {traffic} bytes are too few");
-            // A lane takes the 32 bytes of its pairs in two halves; the second finds the sector in the first-level cache, but is
-            // counted here.
-            let layout = qkv::layout::PageLayout::new(&key, &value, 128, 128);
-            let mut halves = tiles * (layout.key.pair_bytes + layout.value.pair_bytes);
-            // The f16 path looks at the pairs of all groups of a token for the largest step before it takes them in turn.
-            if group > 4 && layout.value.pair_count > 64 {
-                halves += 2 * tiles * layout.value.pair_bytes;
-            }
             let least = tiles * page;
             assert!(
-                traffic as f64 <= 1.03 * least as f64 + halves as f64,
-                "{what}: {traffic} bytes of pages in sectors, {least} + {halves} would do"
+                traffic as f64 <= 1.03 * least as f64,
+                "{what}: {traffic} bytes of pages in sectors, {least} would do"
             );
             // Everything else: rows, queries and outputs, and what each block reads to find its work. Partial results stay in
             // the second-level cache; the grid bounds their number.
             let partial = sectors("merge.cuh");
             assert!(partial > 0, "no line of the merge was found");
-            let rest = 32 * launch.total.global_sectors as usize - traffic - partial;
+            let rest = 32 * launch.total.l2_sectors as usize - traffic - partial;
             let once = rows + n * heads * group * 128 * (2 + 4);
             let blocks = launch.grid[0] as usize;
             assert!(rest <= 2 * once + blocks * 8192, "{what}: {rest} bytes beside pages, {once} would do");

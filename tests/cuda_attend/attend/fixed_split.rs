@@ -1,9 +1,9 @@
 //! Fixed splits: the bits of a sequence's results do not depend on the rest of the batch.
 
-use super::edges::Still;
 use super::{config, own};
 use crate::gpu::{Gpu, Random};
-use qkv::cuda::launch::{DeviceAttendParams, attend_workspace_fixed};
+use crate::still::Still;
+use qkv::cuda::launch::attend_workspace_fixed;
 use qkv::{Affine, Bits, CacheConfig, Error};
 
 const LENS: [usize; 4] = [700, 1990, 40, 333];
@@ -40,15 +40,14 @@ fn batch(
     }
     let row = c.kv_heads * group * c.key_dim;
     let q: Vec<f32> = members.iter().flat_map(|m| Random::new(90 + *m as u64).normals(row)).collect();
-    let mut params = DeviceAttendParams::new();
-    params.fixed_split = split;
+    (still.split, still.max_query_len) = (split, max_query_len);
     if let Some(pages) = split {
         let heads = c.kv_heads * group;
         let n = attend_workspace_fixed(&c, pages, heads, members.len(), max_query_len).unwrap();
         // Exactly as much as is asked for: the simulator sees what lies behind.
         still.workspace = gpu.up(&vec![f32::NAN; n.max(1)]);
     }
-    let out = still.attend_with(gpu, group, &q, &params, max_query_len);
+    let out = still.attend(gpu, group, &q);
     assert!(out.iter().all(|x| x.is_finite()));
     out.chunks(c.kv_heads * group * c.value_dim).map(|r| r.iter().map(|x| x.to_bits()).collect()).collect()
 }

@@ -1,11 +1,11 @@
 //! The integer path of decode attention against a scalar model of it, and against f64 over the decoded values.
 
-use super::edges::Still;
 use super::integer_model::{Memory, Model, Row, Stored};
 use super::plan::{Item, Piece, Plan, Sequence};
 use super::{Case, channels, config, describe, distance, errors, own, row, run};
 use crate::gpu::{Gpu, Random};
 use crate::layer::{Layer, Twins};
+use crate::still::Still;
 use half::{bf16, f16};
 use ptxsim::options::Options;
 use qkv::layout::{Operand, OperandLayout, Order, PageLayout, code_bit, pair_bytes};

@@ -1,8 +1,8 @@
 //! What `attend` refuses before it launches anything, and what is nothing to do.
 
 use super::config;
-use super::edges::Still;
 use crate::gpu::{Gpu, Host, Memory, contiguous};
+use crate::still::Still;
 use cudarc::driver::CudaSlice;
 use qkv::cuda::launch::{
     DeviceAttendParams, DeviceBatch, StepMemory, attend, attend_workspace, begin_step, read_status,

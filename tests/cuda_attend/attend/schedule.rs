@@ -1,9 +1,9 @@
 //! The plan of a launch, held against what blocks did; and how even it is where one sequence is much longer than the others.
 
 use super::config;
-use super::edges::Still;
 use super::plan::{Item, Plan, Sequence};
 use crate::gpu::Gpu;
+use crate::still::Still;
 use qkv::{Affine, Bits, CacheConfig, Format};
 
 /// What one block does: weight and tokens.

@@ -321,7 +321,12 @@ fn load_global<const N: usize>(
     let total = a.bytes * N as u32;
     global::check_alignment(at, mask, total)?;
     if cx.options.counters {
-        global::count(counts, at, mask, total);
+        // What others may write meanwhile is read where they leave it.
+        if cx.options.first_level_cache && a.strength == Strength::Weak {
+            global::count_cached(counts, &mut warp.recent, at, mask, total);
+        } else {
+            global::count(counts, at, mask, total);
+        }
     }
     let checked = cx.options.uninitialized_global != Uninitialized::Off;
     let (low, high) = extent(at, mask);

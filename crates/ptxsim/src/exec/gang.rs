@@ -284,6 +284,7 @@ impl Gang {
                 warp.copies = super::async_copy::Copies::default();
                 warp.sources = super::async_copy::Sources::default();
                 (warp.backs, warp.turn) = (0, 0);
+                warp.recent.clear();
                 let local = cx.kernel.local_bytes as usize * LANES;
                 warp.local.clear();
                 warp.local.resize(local, 0xf5);

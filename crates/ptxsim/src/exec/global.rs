@@ -19,6 +19,7 @@ pub(super) fn count(counts: &mut Counts, addresses: &WideRow, mask: Mask, bytes:
             let (first, end) = (addresses[0] / 32, (addresses[LANES - 1] + bytes - 1) / 32);
             // No sector between is left out: neighbours are at most a sector apart.
             counts.global_sectors += end - first + 1;
+            counts.l2_sectors += end - first + 1;
             return;
         }
     }
@@ -49,6 +50,47 @@ pub(super) fn count(counts: &mut Counts, addresses: &WideRow, mask: Mask, bytes:
         n = unique;
     }
     counts.global_sectors += n as u64;
+    counts.l2_sectors += n as u64;
+}
+
+/// Sectors that fit into what a warp has of the first-level cache: 8 KB, as where sixteen warps share 128 KB.
+const RECENT: usize = 256;
+
+/// The sectors that a warp loaded last: each has one place.
+#[derive(Debug, Default)]
+pub(super) struct Recent(Vec<u64>);
+
+impl Recent {
+    /// For a new block.
+    pub(super) fn clear(&mut self) {
+        self.0.clear();
+    }
+
+    /// Whether a sector is there; it is from now on.
+    fn holds(&mut self, sector: u64) -> bool {
+        if self.0.is_empty() {
+            self.0.resize(RECENT, u64::MAX);
+        }
+        std::mem::replace(&mut self.0[sector as usize % RECENT], sector) == sector
+    }
+}
+
+/// Counts the request of a load, as [`count`], behind a first-level cache.
+pub(super) fn count_cached(
+    counts: &mut Counts,
+    recent: &mut Recent,
+    addresses: &WideRow,
+    mask: Mask,
+    bytes: u32,
+) {
+    let before = counts.l2_sectors;
+    count(counts, addresses, mask, bytes);
+    let mut fetched = 0;
+    each(mask, |l| {
+        let (first, end) = (addresses[l] / 32, (addresses[l] + u64::from(bytes) - 1) / 32);
+        (first..=end).for_each(|s| fetched += u64::from(!recent.holds(s)));
+    });
+    counts.l2_sectors = before + fetched;
 }
 
 /// The allocation that holds an address.
@@ -108,5 +150,22 @@ mod tests {
         assert_eq!(count(&|l| 4 * (l % 2) * 64, Mask::MAX, 4), 2);
         assert_eq!(count(&|l| 4 * l + 16, Mask::MAX, 4), 5);
         assert_eq!(count(&|l| 4 * l, 1, 4), 1);
+    }
+
+    #[test]
+    fn loads_find_what_the_warp_loaded_last() {
+        let (mut c, mut recent) = (Counts::default(), Recent::default());
+        let mut load = |first: u64| {
+            let before = c.l2_sectors;
+            let at = std::array::from_fn(|l| first + 4 * l as u64);
+            count_cached(&mut c, &mut recent, &at, Mask::MAX, 4);
+            c.l2_sectors - before
+        };
+        // 8 KB later the first sectors have lost their place.
+        assert_eq!([load(0), load(0), load(64), load(8192), load(0)], [4, 0, 2, 4, 4]);
+        assert_eq!(c.global_sectors, 20);
+        recent.clear();
+        count_cached(&mut c, &mut recent, &[64; LANES], Mask::MAX, 4);
+        assert_eq!(c.l2_sectors, 15);
     }
 }

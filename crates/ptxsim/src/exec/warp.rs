@@ -1,6 +1,7 @@
 //! Warps: lanes that advance together, and apart after a divergent branch.
 
 use super::async_copy::{Copies, Sources};
+use super::global::Recent;
 use super::regs::{LANES, Mask, Regs, Trouble};
 use crate::program::{Kernel, Move};
 use std::sync::Arc;
@@ -90,6 +91,8 @@ pub(super) struct Warp {
     pub turn: u32,
     /// Allocation that the last global access hit.
     pub last_allocation: usize,
+    /// What its loads left in the first-level cache.
+    pub recent: Recent,
 }
 
 /// What [`Warp::pick`] found.
