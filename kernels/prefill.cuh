@@ -270,6 +270,8 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
       if (masked && __syncthreads_or(values_not_finite<DV>(values.tile, page))) {
         poison<DV>(out, values.tile, page, (uint32_t*)keys.tile, channel, columns(packed, sink_slots, tile, upper), columns(packed, sink_slots, tile, lower));
         clear_keys();
+        // Keys may be copied with what was cleared.
+        __syncthreads();
       }
       if (values.factor != out_factor) {
         const float ratio = i == 0 ? 0.0f : out_factor / values.factor;

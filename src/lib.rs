@@ -52,8 +52,9 @@
 //!   call. Nothing panics on user input.
 //! * NaN and infinity in keys or values are not errors: their group decodes to NaN, no other. Values beyond ±65,504
 //!   are clamped and counted in [`cache::Stats`].
-//! * Codes, pairs and decoded values have the same bits on every machine and instruction set. Attention is deterministic,
-//!   independent of the number of threads and of the rest of the batch.
+//! * Codes, pairs and decoded values have the same bits on every machine and instruction set, CPU or GPU. Attention is deterministic;
+//!   on the CPU it is independent of the number of threads and of the rest of the batch, on a GPU the latter is an option
+//!   (`CudaOptions::with_fixed_split`).
 //! * A step allocates nothing once its buffers have seen the largest batch.
 
 mod attention;

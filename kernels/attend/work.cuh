@@ -34,6 +34,8 @@ __device__ __forceinline__ Items items_of(const QkvAttend& p, const QkvSequence&
   Items i;
   i.first_page = low / QKV_TILE;
   i.pages = max((int32_t)((uint32_t)s.new_packed + QKV_TILE - 1) / QKV_TILE - i.first_page, 0);
+  // Pages behind the table do not exist. With a fixed split they would take the places of others' results.
+  if (p.split) i.pages = max(min(i.pages, (int32_t)p.table_width - i.first_page), 0);
   i.row_begin = max(max(s.new_packed, (int32_t)p.sinks), low);
   i.row_end = p.direct ? i.row_begin : s.new_len;
   i.row_items = max(i.row_end - i.row_begin + kItemRows - 1, 0) / kItemRows;
@@ -208,6 +210,10 @@ __device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece&
         place = weight > 1 ? (int64_t)chunk : -1;
         c.begin = chunk + 1;
         c.unit += to == items.count();
+        // Lengths that the host does not know of get no more memory.
+        if (place >= (int64_t)p.places) continue;
+        const int32_t missing = s.new_packed / QKV_TILE - (int32_t)p.table_width;
+        if (missing > 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, missing);
       } else {
         from = c.begin > first ? item_at(p, items, c.begin - first) : 0;
         to = c.end - first >= weight ? items.count() : item_at(p, items, c.end - first);
@@ -238,8 +244,6 @@ __device__ __forceinline__ void for_pieces(const QkvAttend& p, Cursor& cursor, P
     if (total > 0) {
       c.begin = block_begin(p, total, blockIdx.x);
       c.end = block_begin(p, total, blockIdx.x + 1);
-      // Lengths that the host does not know of get no more memory.
-      if (p.split) c.end = min(c.end, (uint64_t)p.places);
       if (c.begin < c.end) c.sequence = sequence_at(p, lane, c.begin, c.at);
     }
     if (lane == 0) cursor = c;

@@ -111,7 +111,7 @@ impl<B: Backend> KvCache<B> {
             }
             return Err(Error::Shape {
                 what: "keys",
-                expected: format!("the rows of this step's other layers, query_start {:?}", self.starts),
+                expected: format!("query_start {:?}, as the other layers of this step have it", self.starts),
                 got: starts.map_or(format!("{rows} rows"), |s| format!("query_start {s:?}")),
             });
         }

@@ -8,7 +8,7 @@
 //! * [`Device`] holds the loaded kernels of one GPU. All handles of a GPU share one set of modules.
 //! * [`raw`] has the two things that cross the border to an engine: an address and a stream handle. [`DeviceTensor`] and
 //!   [`DeviceTensorMut`] are strided views of such memory; `From` makes them of cudarc's slices.
-//! * [`launch`] has the launch functions. Each checks everything on the host and starts one kernel, or nothing; none
+//! * [`launch`] has the launch functions. Each checks everything on the host and starts its kernel (`attend` and `prefill` up to two), or nothing; none
 //!   allocates, synchronises or reads back, so all can be captured in a graph.
 //!
 //! ```no_run

@@ -20,10 +20,10 @@ struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    fn new(gpu: &'a OnGpu, members: &[usize], heads: usize) -> Result<Self> {
+    fn new(gpu: &'a OnGpu, members: &[usize], heads: usize, pages: usize) -> Result<Self> {
         let config = CacheConfig::new(1, KV_HEADS, DIM).with_bits(Bits::B4).with_capacity(3, 1280);
         let pool = PagePool::on_device(&gpu.0.device, &config, 60)?;
-        let options = CudaOptions::new(&gpu.0.device, gpu.0.stream.clone()).with_fixed_split(4, heads, 1);
+        let options = CudaOptions::new(&gpu.0.device, gpu.0.stream.clone()).with_fixed_split(pages, heads, 1);
         let mut cache: PagedKvCache<Cuda> = PagedKvCache::on_backend(options, config, pool)?;
         let seats = members.iter().map(|_| cache.open()).collect::<Result<Vec<_>>>()?;
         Ok(Self { gpu, cache, members: members.to_vec(), seats, heads })
@@ -65,18 +65,21 @@ impl<'a> Run<'a> {
 #[test]
 fn a_sequence_gets_the_same_bits_alone_and_among_others() {
     let gpu = OnGpu::new();
-    for heads in [4, 16] {
+    // The last has no sequence of more than a split.
+    for (heads, pages) in [(4, 4), (16, 4), (4, 15), (4, 64)] {
         let run = |members: &[usize]| {
-            let mut run = Run::new(&gpu, members, heads).unwrap();
+            let mut run = Run::new(&gpu, members, heads, pages).unwrap();
             let counts: Vec<usize> = members.iter().map(|m| LENS[*m]).collect();
             run.step(&counts, 0, false).unwrap();
             (1..4).map(|i| run.step(&vec![1; members.len()], i, true).unwrap()).collect::<Vec<_>>()
         };
         let (all, other, alone) = (run(&[0, 1, 2]), run(&[2, 1]), run(&[1]));
         for (i, step) in all.iter().enumerate() {
-            assert!(step[1].iter().all(|x| f32::from_bits(*x).is_finite()));
-            assert_eq!(step[1], alone[i][0], "{heads} heads, step {i}");
-            assert_eq!([&step[2], &step[1]], [&other[i][0], &other[i][1]], "{heads} heads, step {i}");
+            // Memory of results is NaN before.
+            assert!(step.concat().iter().all(|x| f32::from_bits(*x).is_finite()));
+            let what = format!("{heads} heads, {pages} pages, step {i}");
+            assert_eq!(step[1], alone[i][0], "{what}");
+            assert_eq!([&step[2], &step[1]], [&other[i][0], &other[i][1]], "{what}");
         }
     }
 }
@@ -85,12 +88,12 @@ fn a_sequence_gets_the_same_bits_alone_and_among_others() {
 #[test]
 fn more_rows_than_were_asked_for_are_refused() {
     let gpu = OnGpu::new();
-    let mut run = Run::new(&gpu, &[0, 1, 2], 16).unwrap();
+    let mut run = Run::new(&gpu, &[0, 1, 2], 16, 4).unwrap();
     run.step(&LENS, 0, false).unwrap();
-    let e = run.step(&[40, 40, 40], 1, true).unwrap_err();
-    assert!(matches!(&e, Error::Length { what, .. } if what.starts_with("workspace")), "{e}");
+    let e = run.step(&[1, 2, 1], 1, true).unwrap_err();
+    assert!(matches!(&e, Error::Capacity { needed: 2, available: 1, .. }), "{e}");
     // The layer has appended: the step is over.
-    assert_eq!(run.cache.len(run.seats[0]).unwrap(), LENS[0] + 40);
+    assert_eq!(run.cache.len(run.seats[1]).unwrap(), LENS[1] + 2);
     run.step(&[1, 1, 1], 2, true).unwrap();
-    assert!(matches!(Run::new(&gpu, &[0], 15), Err(Error::Unsupported { what: "query heads", .. })));
+    assert!(matches!(Run::new(&gpu, &[0], 15, 4), Err(Error::Unsupported { what: "query heads", .. })));
 }

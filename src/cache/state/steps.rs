@@ -233,7 +233,10 @@ impl State {
         if self.step.done[layer] {
             return Err(Error::StepOrder {
                 layer,
-                problem: format!("it has appended in this step; layers {:?} have not", self.step.missing()),
+                problem: format!(
+                    "it has appended in this step; layers {:?} have not: append to them, or cancel_step",
+                    self.step.missing()
+                ),
             });
         }
         Ok(())

@@ -7,7 +7,7 @@ use crate::cache::{PagePool, Seat, Step};
 use crate::config::CacheConfig;
 use crate::cuda::launch::{self, DeviceAttendParams};
 use crate::cuda::{DeviceSliceMut, DeviceTensor, DeviceTensorMut};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Dtype;
 use half::f16;
 
@@ -92,7 +92,18 @@ impl Backend for Cuda {
         lse: Option<&mut DeviceSliceMut<'_, f32>>,
     ) -> Result<()> {
         let mut params = *params;
-        params.fixed_split = params.fixed_split.or(self.options.split.map(|s| s.pages));
+        if let Some(split) = self.options.split {
+            for (what, needed, available) in [
+                ("new tokens of a sequence with fixed splits", self.current.query_tokens, split.query_tokens),
+                ("query heads with fixed splits", q.dims()[1], split.query_heads),
+            ] {
+                if needed > available {
+                    let help = "build the cache with CudaOptions::with_fixed_split for as many";
+                    return Err(Error::Capacity { what, needed, available, help });
+                }
+            }
+            params.fixed_split = Some(params.fixed_split.unwrap_or(split.pages));
+        }
         launch::attend(
             &self.queue.device,
             self.queue.raw(),

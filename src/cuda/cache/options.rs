@@ -14,6 +14,21 @@ use crate::tensor::Dtype;
 use std::sync::Mutex;
 
 /// The device and the stream of a cache, and the largest step that it has memory for.
+///
+/// ```no_run
+/// use qkv::cuda::{Cuda, CudaOptions, Device};
+/// use qkv::{Bits, CacheConfig, KvCache};
+///
+/// # fn main() -> qkv::Result<()> {
+/// let device = Device::new(0)?;
+/// let stream = device.context().default_stream();
+/// let config = CacheConfig::new(32, 8, 128).with_bits(Bits::B4).with_capacity(4, 32_768);
+/// // Batch invariance for 32 query heads and steps of one token a sequence; 256 MB for prefill behind long prefixes.
+/// let options = CudaOptions::new(&device, stream).with_fixed_split(16, 32, 1).with_prefill_scratch(256 << 20);
+/// let cache = KvCache::<Cuda>::on_backend(options, config)?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct CudaOptions {
     device: Device,
@@ -28,8 +43,8 @@ pub struct CudaOptions {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct FixedSplit {
     pub(super) pages: usize,
-    query_heads: usize,
-    query_tokens: usize,
+    pub(super) query_heads: usize,
+    pub(super) query_tokens: usize,
 }
 
 impl CudaOptions {
@@ -58,7 +73,7 @@ impl CudaOptions {
     /// Batch invariance: the results of a sequence have the same bits whatever else is in the batch. `attend` cuts each sequence every
     /// `pages` pages of 64 tokens (8 to 64 are usual; see [`DeviceAttendParams::fixed_split`](launch::DeviceAttendParams)), for
     /// models of `query_heads` heads and steps of up to `query_tokens` new tokens a sequence. It takes memory for every split of
-    /// every sequence, which [`KvCache::scratch_bytes`] counts; an `attend` that needs more is refused. Appending and prefill are
+    /// every sequence, which [`KvCache::scratch_bytes`] counts; an `attend` of more is refused. Appending and prefill are
     /// invariant anyhow.
     #[must_use]
     pub fn with_fixed_split(self, pages: usize, query_heads: usize, query_tokens: usize) -> Self {
@@ -68,7 +83,8 @@ impl CudaOptions {
 
 impl KvCache<Cuda> {
     /// A cache on a device with room for `max_sequences` sequences of `max_tokens`; its work goes to `stream`
-    /// (an `Arc<CudaStream>`, or [`CacheStream::from_raw`]). [`on_backend`](Self::on_backend) takes more options.
+    /// (an `Arc<CudaStream>`, or [`CacheStream::from_raw`]). [`on_backend`](Self::on_backend) takes
+    /// more ([`CudaOptions`]).
     ///
     /// Heads of any size are stored, but `attend` has kernels for 64, 80, 96, 112, 128 and 256 channels and for 192 of keys with 128
     /// of values: for others [`attend_workspace`](launch::attend_workspace) and `attend` are errors.
@@ -100,7 +116,7 @@ impl KvCache<Cuda> {
 impl PagedKvCache<Cuda> {
     /// A cache on a device over a pool made for the same configuration ([`PagePool::on_device`], [`PagePool::from_device`]); its
     /// work goes to `stream` (an `Arc<CudaStream>`, or [`CacheStream::from_raw`]). [`on_backend`](Self::on_backend) takes more
-    /// options.
+    /// ([`CudaOptions`]).
     ///
     /// # Errors
     /// As [`KvCache::on_device`]; [`Error::Unsupported`] if the pool is for another configuration or device.

@@ -190,14 +190,17 @@ impl LayerParts {
 ///
 /// ```no_run
 /// use half::f16;
-/// use qkv::cuda::launch::{self, DeviceBatch, LayerMemory, STATUS_WORDS, STEP_WORDS, StepMemory};
-/// use qkv::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream};
+/// use qkv::cuda::launch::{
+///     self, DeviceAttendParams, DeviceBatch, LayerMemory, STATUS_WORDS, STEP_WORDS, StepMemory,
+/// };
+/// use qkv::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream};
 /// use qkv::{Bits, CacheConfig};
 ///
 /// /// Device addresses, of whatever made them.
 /// struct Engine {
 ///     pages: u64, rows: [u64; 4], lengths: u64, step: u64, status: u64,
-///     seats: u64, query_start: u64, tables: u64, k: u64, v: u64, stream: *mut std::ffi::c_void,
+///     seats: u64, query_start: u64, tables: u64, k: u64, v: u64, q: u64, out: u64, workspace: u64,
+///     stream: *mut std::ffi::c_void,
 /// }
 ///
 /// /// Two sequences, in seats 0 and 1, with 200 and 7 new tokens.
@@ -242,7 +245,20 @@ impl LayerParts {
 ///         let device = Device::new(0)?;
 ///         launch::begin_step(&device, stream, &config, blocks, &batch, &mut step)?;
 ///         // Once for every layer, with its memory.
-///         launch::append(&device, stream, &config, 0, &k, &v, &batch, &mut layer, &mut step)
+///         launch::append(&device, stream, &config, 0, &k, &v, &batch, &mut layer, &mut step)?;
+///
+///         // Attention of the new tokens: 32 query heads. (Of so many, `prefill` before `append` is meant for it.)
+///         let heads = 32;
+///         let q = DeviceTensor::thd(DeviceSlice::<f16>::from_raw(e.q, rows * heads * dim), [rows, heads, dim])?;
+///         let out = at::<f16>(e.out, rows * heads * dim);
+///         let mut out = DeviceTensorMut::thd(out, [rows, heads, dim])?;
+///         let workspace = at::<f32>(e.workspace, launch::attend_workspace(&device, &config)?);
+///         // The most new tokens of a sequence.
+///         let max_query_len = 200;
+///         let params = DeviceAttendParams::new();
+///         launch::attend(
+///             &device, stream, &config, 0, &q, &params, max_query_len, &batch, &layer, &step, &mut out, None, workspace,
+///         )
 ///     }
 /// }
 /// ```

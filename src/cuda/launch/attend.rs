@@ -56,7 +56,7 @@ pub fn attend_workspace_fixed(
             let units = column_blocks(i, group, max_query_len)
                 .saturating_mul(config.kv_heads)
                 .saturating_mul(sequences);
-            most = most.max(places(config, units, pages, config.blocks_per_sequence())? * place(i, config));
+            most = most.max(places(config, units, pages, config.table_width())? * place(i, config));
         }
     }
     Ok(most)
@@ -178,9 +178,11 @@ pub fn attend(
     let i = instance(dims, l, columns, !params.exact_queries && integer_is_fast(device))?;
     let parts = LayerParts::new(c, l, memory)?;
     if params.fixed_split.is_none() {
-        check::at_least("workspace", attend_workspace(device, c)?, workspace.len())?;
+        check::at_least("workspace (attend_workspace)", attend_workspace(device, c)?, workspace.len())?;
     }
-    check::address("workspace", workspace.address(), 4)?;
+    if !workspace.is_empty() {
+        check::address("workspace", workspace.address(), 4)?;
+    }
     if rows == 0 || sequences == 0 || max_query_len == 0 {
         return Ok(());
     }
@@ -219,7 +221,7 @@ pub fn attend(
     }
     let mut splits = 0;
     if let Some(pages) = params.fixed_split {
-        splits = places(c, units, pages, width.min(c.blocks_per_sequence()))?;
+        splits = places(c, units, pages, width.min(c.table_width()))?;
         check::at_least(
             "workspace for fixed splits (attend_workspace_fixed)",
             splits * place(i, c),

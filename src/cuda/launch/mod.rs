@@ -1,6 +1,6 @@
 //! One safe function a kernel.
 //!
-//! Each checks its arguments on the host, starts one kernel on the stream and returns; an error means that nothing was started
+//! Each checks its arguments on the host, starts its kernel (`attend` and `prefill` up to two) on the stream and returns; an error means that nothing was started
 //! and nothing written. A tensor without tokens, heads or channels is no error and starts nothing. None allocates, synchronises or reads back.
 //!
 //! Slices are passed by value: `(&slice).into()` and

@@ -85,7 +85,8 @@ const fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
 /// scores.
 ///
 /// `lse` gets `ln(sum of exp(logits))`, `[row][query head]`. A row whose logits are all -inf has output 0 and LSE -inf (its sink
-/// logit where there is one). NaN or infinity in a row of q makes that row NaN and no other. Rows of `out` and `lse` that belong
+/// logit where there is one). NaN or infinity in a row of q makes that row NaN and no other; in a
+/// value, its channel in the rows that see it. Rows of `out` and `lse` that belong
 /// to no sequence (padding, or a sequence that the step refused) are left as they are.
 ///
 /// `max_query_len` is the largest number of new tokens of a sequence in this step; it sizes the launch. Where a sequence has

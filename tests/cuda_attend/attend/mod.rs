@@ -539,7 +539,7 @@ fn random_cases() {
         case.softcap = random.pick(&[None, None, Some(30.0), Some(2.0)]);
         case.scale = random.pick(&[None, None, Some(0.3), Some(-0.2), Some(0.0)]);
         case.sink_logits = random.below(3) == 0;
-        case.split = random.pick(&[None, None, Some(1), Some(3)]);
+        case.split = random.pick(&[None, None, Some(1), Some(3), Some(64), Some(usize::MAX)]);
         case.sharpness = random.pick(&[1.0, 1.0, 0.05, 4.0]);
         case.magnitude = random.pick(&[[1.0, 1.0], [1.0, 1.0], [1e-3, 1e4], [1e3, 1e-6], [1.0, 300.0]]);
         if case.magnitude[0] > 100.0 {

@@ -141,7 +141,10 @@ fn what_attend_refuses() {
             matches!(e, Error::Length { what: "sink_logits", expected: 4, got: 3 })
         }),
         (Call { lse: 1, ..scene.call() }, |e| matches!(e, Error::Length { what: "lse", .. })),
-        (Call { workspace: 1, ..scene.call() }, |e| matches!(e, Error::Length { what: "workspace", .. })),
+        (
+            Call { workspace: 1, ..scene.call() },
+            |e| matches!(e, Error::Length { what, .. } if what.contains("(attend_workspace)")),
+        ),
         (with(plain.with_fixed_split(0)), |e| matches!(e, Error::Unsupported { what: "fixed_split", .. })),
         (
             Call { workspace: scene.still.workspace.len(), ..with(plain.with_fixed_split(1)) },

@@ -104,3 +104,20 @@ fn every_format_agrees_with_f64() {
         }
     }
 }
+
+/// A tile with a mask and values that are no numbers clears the padding of keys; the copy of the next page does not meet that.
+#[test]
+fn masked_pages_before_pages_decoded_ahead() {
+    let gpu = Gpu::new();
+    // Histories without an infinite value, of which the CPU makes infinity and the device NaN.
+    for seed in 0..5 {
+        let mut random = Random::new(seed);
+        let key = Affine::per_token(Bits::B8, 32).into();
+        let config = config(&mut random, key, Format::F16, (80, 80), 1).with_residual(Some(0)).with_sinks(4);
+        let (old, counts, params) = (vec![192], vec![25], Params::default());
+        let dtype = Dtype::F16;
+        let case =
+            Case { config, old, counts, group: 8, dtype, size: [1.0; 3], params, wild: true, ahead: 3 };
+        case.run(&gpu, &mut random, false, &format!("seed {seed}"));
+    }
+}
