@@ -23,6 +23,8 @@ __device__ __forceinline__ int32_t first_page_of(const QkvPrefill& p, const QkvS
 // Where the page of token `first` lies decoded, or null.
 template <int DK, int DV>
 __device__ __forceinline__ const uint8_t* decoded_page(const QkvPrefill& p, const Work& w, int32_t first) {
+  // Mostly nothing is decoded ahead.
+  if (p.decoded_pages == 0) return nullptr;
   const uint32_t i = (uint32_t)(first / QKV_TILE - first_page_of(p, w.s));
   if (i >= p.decoded_pages) return nullptr;
   const uint64_t at = ((uint64_t)w.sequence * p.heads + w.head) * p.decoded_pages + i;

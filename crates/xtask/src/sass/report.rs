@@ -85,7 +85,8 @@ impl<'a> Report<'a> {
                     false => Some(measure::decode(kernel)?),
                 };
                 decode.push(Measured { kernel, launch, page });
-            } else if name.starts_with("qkv_prefill_") {
+            } else if name.starts_with("qkv_prefill_") && !name.starts_with("qkv_prefill_decode_") {
+                // Decoding pages ahead multiplies nothing.
                 prefill.push((kernel, measure::prefill(kernel)?));
             }
         }
