@@ -15,9 +15,9 @@ const OLDEST: (u32, u32) = (12, 4);
 /// Machine code is made for these where nobody asks for others, as far as the toolkit knows them.
 const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 
-/// PTX is added for the lowest architecture, and for these where they are listed: their instructions for FP8 and for
-/// clusters have no older form. It serves cards that are newer than the toolkit.
-const PTX_TOO: [u32; 2] = [89, 90];
+/// PTX is added for the lowest architecture, and for this one where it is listed: its instructions for FP8 and for clusters have no
+/// older form. It serves cards that are newer than the toolkit; between 8.9 and 9.0 there is none, so 8.9 needs no PTX beside its code.
+const PTX_TOO: u32 = 90;
 
 const VARIABLES: [&str; 10] = [
     "NVCC",
@@ -337,7 +337,7 @@ fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
         )
     })?;
     let machine = wanted.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}"));
-    let ptx = wanted.iter().filter(|a| **a == lowest || PTX_TOO.contains(a));
+    let ptx = wanted.iter().filter(|a| **a == lowest || **a == PTX_TOO);
     Ok(machine.chain(ptx.map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"))).collect())
 }
 

@@ -52,6 +52,8 @@ fn kernels_keep_to_their_registers_and_images_are_small() {
             "{architecture}: {decode} decode and {prefill} prefill kernels"
         );
     }
+    // As `cargo xtask kernels` has it for all architectures without line tables, which take as much room as code: two with them are
+    // about as large.
     assert!(small <= 3 << 20, "{small} bytes of images beside attention's");
-    assert!(bytes <= 12 << 20, "{bytes} bytes of images");
+    assert!(bytes - small <= 12 << 20, "{} bytes of images of attention", bytes - small);
 }

@@ -102,8 +102,9 @@ fn integer_is_fast(device: &Device) -> bool {
 /// nothing has output 0 and LSE -inf (its sink logit where there is one). A row with NaN or infinity in its query is NaN.
 /// Rows of no sequence are left as they are.
 ///
-/// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads; 8 for heads of more than 128
-/// channels) share one pass over the pages; more take a pass for each 16. Use [`prefill`](super::prefill) for long chunks.
+/// It is made for decoding and speculation: up to 8 rows of a kv head (queries times its query heads) share one pass over the pages,
+/// more take a pass for each 8. Up to 16 share one with heads of 128 channels in f16, int8, E4M3 and the 4-bit and 2-bit defaults, and in
+/// formats without kernels of their own with heads of 64 and 128. Use [`prefill`](super::prefill) for long chunks.
 ///
 /// `max_query_len` is the most new tokens that a sequence of the batch has; 0 is nothing to do. One that has more is left out, and counted in the
 /// status as `bad_rows`. A page whose block is outside the pool takes no part and is counted as `missing_blocks`.
