@@ -2,7 +2,7 @@
 // launch had it, there is nothing to do. A warp has a column at a time.
 #include "attend/merge.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) qkv_combine(const __grid_constant__ QkvAttend p) {
+extern "C" __global__ void __launch_bounds__(128, 4) qkv_combine(const __grid_constant__ QkvAttend p) {
   using namespace qkv;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32, dim = p.at[1].dim;
   // The grid has the column blocks of the most tokens for every sequence.

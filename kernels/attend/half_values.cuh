@@ -19,7 +19,7 @@ struct HalfState {
   float zero[kZeros > 0 ? kZeros : 1][kColumns];
   // How far a score may be above the reference, 15 + L; and 2^-L.
   float limit, most_step;
-  // `min_step_operand`; made anew where registers are scarce.
+  // `min_step_operand`.
   uint32_t operand;
 
   // Number of the lane's column j in the unit, and its output of channel 16m + 8h + g.
@@ -27,7 +27,7 @@ struct HalfState {
   __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
 
   __device__ __forceinline__ void clear(uint32_t lane) {
-    operand = NT > 1 ? min_step_operand(lane) : keep(min_step_operand(lane));
+    operand = keep(min_step_operand(lane));
     limit = kLimitAbove, most_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {

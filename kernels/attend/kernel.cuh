@@ -68,13 +68,8 @@ struct Attend {
     auto page = first;
     const uint32_t block_bytes = keep(p.heads * p.page_bytes);
     const int32_t* table = keep((const int32_t*)p.block_tables + (uint64_t)u.sequence * p.table_width);
-    // Pages behind the table do not exist.
-    const int32_t behind = items.first_page + to, end = min(behind, (int32_t)p.table_width);
+    const int32_t end = items.first_page + to;
     int32_t tile = items.first_page + from;
-    if (tile < behind && end < behind && lane == 0) {
-      const int32_t begin = tile + (max(end - tile, 0) + (int32_t)kWarps - 1) / (int32_t)kWarps * (int32_t)kWarps;
-      atomicAdd(&((QkvStatus*)p.status)->missing_blocks, max(behind - begin + (int32_t)kWarps - 1, 0) / (int32_t)kWarps);
-    }
     if (tile >= end) return;
     typename Path::Fold fold;
     fold.clear();

@@ -27,15 +27,17 @@ struct Items {
   __device__ __forceinline__ int32_t count() const { return max(pages + row_items + sinks, 1); }
 };
 
-// The items of a sequence, the same for all its heads.
+__device__ __forceinline__ int32_t pages_of(const QkvSequence& s) {
+  return (int32_t)(((uint32_t)s.new_packed + QKV_TILE - 1) / QKV_TILE);
+}
+
+// The items of a sequence, the same for all its heads. Pages behind the block table do not exist.
 __device__ __forceinline__ Items items_of(const QkvAttend& p, const QkvSequence& s) {
   // The first token that the first query sees.
   int32_t low = p.sliding_window ? max(s.old_len + 1 - (int32_t)min(p.sliding_window, 0x7fffffffu), 0) : 0;
   Items i;
   i.first_page = low / QKV_TILE;
-  i.pages = max((int32_t)((uint32_t)s.new_packed + QKV_TILE - 1) / QKV_TILE - i.first_page, 0);
-  // Pages behind the table do not exist. With a fixed split they would take the places of others' results.
-  if (p.split) i.pages = max(min(i.pages, (int32_t)p.table_width - i.first_page), 0);
+  i.pages = max(min(pages_of(s), (int32_t)p.table_width) - i.first_page, 0);
   i.row_begin = max(max(s.new_packed, (int32_t)p.sinks), low);
   i.row_end = p.direct ? i.row_begin : s.new_len;
   i.row_items = max(i.row_end - i.row_begin + kItemRows - 1, 0) / kItemRows;
@@ -93,7 +95,7 @@ __device__ __forceinline__ uint64_t weigh(const QkvAttend& p, uint32_t lane, Wan
     uint64_t own = 0;
     if (i < p.sequences) {
       const QkvSequence s = sequence_of(p, i);
-      own = unit_weight(p, s) * (s.tokens > 0 ? units_of_sequence(p, s) : 0);
+      own = unit_weight(p, s) * units_of_sequence(p, s);
     }
     uint64_t sum = own;
 #pragma unroll
@@ -212,8 +214,6 @@ __device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece&
         c.unit += to == items.count();
         // Lengths that the host does not know of get no more memory.
         if (place >= (int64_t)p.places) continue;
-        const int32_t missing = s.new_packed / QKV_TILE - (int32_t)p.table_width;
-        if (missing > 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, missing);
       } else {
         from = c.begin > first ? item_at(p, items, c.begin - first) : 0;
         to = c.end - first >= weight ? items.count() : item_at(p, items, c.end - first);
@@ -225,6 +225,8 @@ __device__ __forceinline__ bool next_piece(const QkvAttend& p, Cursor& c, Piece&
         if (unit == 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->bad_rows, 1);
         continue;
       }
+      const int32_t missing = pages_of(s) - max((int32_t)p.table_width, items.first_page);
+      if (missing > 0 && from == 0 && threadIdx.x == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, missing);
       piece = {unit_of(p, s, c.sequence, unit), items, from, to, place};
       return true;
     }

@@ -1,7 +1,7 @@
 use super::append::{LayerParts, layer_of};
 use super::instances::{Instance, instance};
 use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
-use crate::config::{CacheConfig, query_group};
+use crate::config::{CacheConfig, LayerConfig, query_group};
 use crate::cuda::abi::QkvAttend;
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
@@ -18,16 +18,16 @@ const ITEM_ROWS: usize = 16;
 /// As [`CacheConfig::validate`]; [`Error::Unsupported`] for head dims without a kernel.
 pub fn attend_workspace(device: &Device, config: &CacheConfig) -> Result<usize> {
     config.validate()?;
-    let of = |i: &Instance| i.blocks(device) as usize * 2 * place(i, config);
+    config.layers.iter().try_fold(0, |most, l| Ok(most.max(layer_workspace(device, config, l)?)))
+}
+
+/// The part of one layer.
+fn layer_workspace(device: &Device, c: &CacheConfig, l: &LayerConfig) -> Result<usize> {
     let mut most = 0;
-    for l in &config.layers {
-        // Any number of columns, on both paths.
-        for columns in [1, 5, 9] {
-            for integer in [false, true] {
-                let i = instance((config.key_dim, config.value_dim), l, columns, integer)?;
-                most = most.max(of(i));
-            }
-        }
+    // Any number of columns, on both paths.
+    for (columns, integer) in [(1, true), (1, false), (9, false)] {
+        let i = instance((c.key_dim, c.value_dim), l, columns, integer)?;
+        most = most.max(i.blocks(device) as usize * 2 * place(i, c));
     }
     Ok(most)
 }
@@ -179,7 +179,7 @@ pub fn attend(
     let i = instance(dims, l, columns, !params.exact_queries && integer_is_fast(device))?;
     let parts = LayerParts::new(c, l, memory)?;
     if params.fixed_split.is_none() {
-        check::at_least("workspace (attend_workspace)", attend_workspace(device, c)?, workspace.len())?;
+        check::at_least("workspace (attend_workspace)", layer_workspace(device, c, l)?, workspace.len())?;
     }
     if !workspace.is_empty() {
         check::address("workspace", workspace.address(), 4)?;
