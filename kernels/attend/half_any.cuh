@@ -238,7 +238,7 @@ struct AnyValues {
         for (int kb = 0; kb < 4; kb++) {
           float step[2] = {1, 1}, min[2] = {0, 0};
           if (token) {
-            pair.values(kb, w.operand, step, min);
+            pair.values(kb, w.operand(lane), step, min);
           } else if (scaled) {
             step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
           }

@@ -13,21 +13,23 @@ namespace qkv {
 template <int D, int NT, int Zeros>
 struct HalfState {
   static constexpr int kColumns = 2 * NT, kZeros = Zeros;
+  // Two tiles of columns leave no register for what can be made anew.
+  static constexpr bool kKeepOperand = NT == 1;
   float reference[kColumns], sum[kColumns];
   float o[D / 16][NT][4];
   // Weighted mins of a pair's channels, this lane's tokens only.
   float zero[kZeros > 0 ? kZeros : 1][kColumns];
   // How far a score may be above the reference, 15 + L; and 2^-L.
   float limit, most_step;
-  // `min_step_operand`.
-  uint32_t operand;
+  // `min_step_operand`, where it is kept.
+  uint32_t kept;
 
   // Number of the lane's column j in the unit, and its output of channel 16m + 8h + g.
   static __device__ __forceinline__ uint32_t column(int j, uint32_t t) { return 8 * (j / 2) + 2 * t + j % 2; }
   __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
 
   __device__ __forceinline__ void clear(uint32_t lane) {
-    operand = keep(min_step_operand(lane));
+    if constexpr (kKeepOperand) kept = keep(min_step_operand(lane));
     limit = kLimitAbove, most_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
@@ -42,6 +44,8 @@ struct HalfState {
       for (int nt = 0; nt < NT; nt++) o[m][nt][0] = o[m][nt][1] = o[m][nt][2] = o[m][nt][3] = 0;
     }
   }
+
+  __device__ __forceinline__ uint32_t operand(uint32_t lane) const { return kKeepOperand ? kept : min_step_operand(lane); }
 
   // Before pages: steps are taken for as small as that. Nothing has been summed.
   __device__ __forceinline__ void lift(int most) {
@@ -171,7 +175,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
     for (int kb = 0; kb < 4; kb++) {
       float step[2] = {1, 1}, min[2] = {0, 0};
       if constexpr (kPerToken) {
-        pair.values(kb, w.operand, step, min);
+        pair.values(kb, w.operand(lane), step, min);
       } else if (token_scale) {
         step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
       }

@@ -3,6 +3,13 @@
 #include "half_path.cuh"
 #include "integer_path.cuh"
 
+// `n` blocks; on Blackwell, whose code needs more registers, one fewer (`FEWER_ON_BLACKWELL` in src/cuda/launch/instances.rs).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+#define QKV_FEWER(n) (n - 1)
+#else
+#define QKV_FEWER(n) n
+#endif
+
 #define QKV_ATTEND(name, blocks, bytes, ...)                                                            \
   static_assert(sizeof(qkv::Shared<__VA_ARGS__>) == bytes, "src/cuda/launch/instances.rs");             \
   extern "C" __global__ void __launch_bounds__(128, blocks) name(const __grid_constant__ QkvAttend p) { \

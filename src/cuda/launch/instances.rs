@@ -21,7 +21,7 @@ pub(crate) struct Instance {
     integer: bool,
     /// Bytes of shared memory of a block; asserted where the kernel is made.
     pub(crate) shared: u32,
-    /// Blocks that a multiprocessor holds.
+    /// Blocks that a multiprocessor holds; see [`FEWER_ON_BLACKWELL`].
     resident: u32,
 }
 
@@ -90,10 +90,16 @@ pub(crate) const INSTANCES: &[Instance] = &[
     Instance { kernel: Kernel::AttendToken1Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 25_376, resident: 3 },
 ];
 
+/// Kernels whose code for compute capability 10 and later takes more registers: a multiprocessor holds one block fewer
+/// (`QKV_FEWER` in their `.cu` files).
+const FEWER_ON_BLACKWELL: [Kernel; 3] =
+    [Kernel::AttendInt8Integer128, Kernel::AttendDefault2Integer128, Kernel::AttendE4m3Half128];
+
 impl Instance {
     /// Blocks of its launch: as many as the device holds at a time.
     pub(crate) fn blocks(&self, device: &Device) -> u32 {
-        device.multiprocessors() * self.resident
+        let fewer = device.compute_capability() >= 100 && FEWER_ON_BLACKWELL.contains(&self.kernel);
+        device.multiprocessors() * (self.resident - u32::from(fewer))
     }
 
     fn fits(&self, (key_dim, value_dim): (usize, usize), l: &LayerConfig) -> bool {

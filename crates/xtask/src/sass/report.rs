@@ -42,8 +42,10 @@ fn launches_in(text: &str) -> Result<Vec<(String, Launch)>> {
         .map(|call| {
             let mut arguments = call.split(',').map(str::trim);
             let mut next = || arguments.next().context("QKV_ATTEND takes name, blocks and bytes");
-            let (name, blocks, shared) = (next()?, next()?.parse()?, next()?.parse()?);
-            Ok((name.to_string(), Launch { blocks, shared }))
+            let (name, blocks, shared) = (next()?, next()?, next()?.parse()?);
+            // Where registers decide that there is one fewer, registers are looked at as well.
+            let most = blocks.strip_prefix("QKV_FEWER(").and_then(|b| b.strip_suffix(')')).unwrap_or(blocks);
+            Ok((name.to_string(), Launch { blocks: most.parse()?, shared }))
         })
         .collect()
 }
@@ -416,11 +418,60 @@ mod tests {
 
     #[test]
     fn launches_are_read() {
-        let text = "// int8\n#include \"x\"\n\nQKV_ATTEND(qkv_attend_a_64, 3, 20832, qkv::Any<64, 64>)\n";
+        let text = "// int8\n#include \"x\"\n\nQKV_ATTEND(qkv_attend_a_64, 3, 20832, qkv::Any<64, 64>)\n\
+                    QKV_ATTEND(qkv_attend_b_64, QKV_FEWER(4), 20832, qkv::Any<64, 64>)\n";
         let found = launches_in(text).unwrap();
-        assert_eq!(found, [("qkv_attend_a_64".to_string(), Launch { blocks: 3, shared: 20_832 })]);
+        let launch = |blocks| Launch { blocks, shared: 20_832 };
+        assert_eq!(
+            found,
+            [("qkv_attend_a_64".to_string(), launch(3)), ("qkv_attend_b_64".to_string(), launch(4))]
+        );
         assert!(launches_in("\nQKV_ATTEND(a, b, c)").is_err());
         assert!(launches().unwrap().len() > 20);
+    }
+
+    /// The host's table has no compiler that compares it with `__launch_bounds__`.
+    #[test]
+    fn the_host_counts_the_same_blocks() {
+        let host = fs::read_to_string(root().join("src/cuda/launch/instances.rs")).unwrap();
+        let field = |line: &str, name: &str| {
+            let rest = line.split_once(name).unwrap().1;
+            rest[..rest.find([',', ' ']).unwrap()].replace('_', "")
+        };
+        let told: BTreeMap<String, (u32, u32)> = host
+            .lines()
+            .filter(|l| l.trim_start().starts_with("Instance { kernel:"))
+            .map(|l| {
+                let number = |name| field(l, name).parse().unwrap();
+                let launch = (number("resident: "), number("shared: "));
+                (field(l, "Kernel::").to_lowercase(), launch)
+            })
+            .collect();
+        let plain = |name: &str| name.trim_start_matches("qkv_").replace('_', "");
+        let launches = launches().unwrap();
+        let made = launches.iter().map(|(name, l)| (plain(name), (l.blocks, l.shared))).collect();
+        assert_eq!(told, made);
+
+        // The names between the brackets of `FEWER_ON_BLACKWELL`, and those with QKV_FEWER.
+        let list = host.split_once("FEWER_ON_BLACKWELL: [").unwrap().1.split_once("];").unwrap().0;
+        let told: BTreeSet<String> = list
+            .split("Kernel::")
+            .skip(1)
+            .map(|k| k.split([',', ']']).next().unwrap().to_lowercase())
+            .collect();
+        let mut made = BTreeSet::new();
+        for entry in fs::read_dir(root().join("kernels")).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|e| e == "cu") {
+                let text = fs::read_to_string(path).unwrap();
+                made.extend(
+                    text.lines()
+                        .filter(|l| l.contains(" QKV_FEWER("))
+                        .map(|l| plain(l.split(['(', ',']).nth(1).unwrap())),
+                );
+            }
+        }
+        assert_eq!(told, made);
     }
 
     #[test]
