@@ -542,7 +542,8 @@ struct QkvPrefill {
   uint32_t row_blocks;
   /* Pages of each sequence and kv head, from the first that is seen, that lie decoded in `decoded`. */
   uint32_t decoded_pages;
-  uint32_t reserved;
+  /* QKV_ROWS_*, shifted by 2 for `input[1]`. */
+  uint32_t input_rows;
   float scale;
   /* 0 = none. */
   float softcap;
@@ -550,6 +551,10 @@ struct QkvPrefill {
   uint64_t decoded;
 };
 QKV_SIZE(QkvPrefill, 640);
+
+/* Rows can be read 16 bytes at a time; and all lie one stride apart. */
+#define QKV_ROWS_VECTORS 1
+#define QKV_ROWS_EVEN 2
 
 /* Benchmarks: memory that is read or copied as fast as it goes. */
 struct QkvStream {

@@ -1,10 +1,12 @@
 // Attention of a step's new tokens over what their sequence held before the step, decoded, and over themselves, exact: flash
 // attention (Dao 2023) over tiles of 64 tokens.
 //
-// A block has 64 query rows of one kv head of one sequence; a row is a (new token, query head of the group), so a group shares its
-// keys and values. Four warps have 16 rows each; where values have more than 128 channels, whose sums would not fit the registers,
-// eight warps, two a set of rows, each with one half of the channels (and both with the scores). Tiles of closed pages come first, then the exact rows: sinks, window, new tokens
-// (`ExactRows`). Tiles outside what any row sees are skipped, tiles that all rows see wholly take no mask.
+// A block has 64 or 128 query rows of one kv head of one sequence; a row is a (new token, query head of the group), so a group shares
+// its keys and values. A warp has 16 rows; where values have more than 128 channels, whose sums would not fit the registers, two
+// warps share them, each with one half of the channels (and both with the scores). All warps stage a tile together: with 128 rows
+// that costs a product half as much. Tiles of closed pages come first, then the exact rows: sinks, window, new tokens (`ExactRows`).
+// Tiles outside what any row sees are skipped, tiles that all rows see wholly take no mask. A row's bits do not depend on the rows
+// beside it: tiles begin at the same tokens for all blocks.
 //
 // Rotated keys: their pages are scored by the rotated query. Rotated values: sums of pages are rotated back once, before exact rows
 // join. Centred keys: the mean joins the score as q · mean, which costs nothing, being added with the maximum. Queries are
@@ -38,11 +40,11 @@ __device__ __forceinline__ Span visible(const QkvPrefill& p, int32_t position, i
   return s;
 }
 
-// A tile: 64 columns, from token (page) or slot `first`; `count` of them exist.
+// A tile: 64 columns, from token (page) or slot `first`; `count` of them exist. A page lies in `block`.
 struct Tile {
   bool page;
   int32_t first, count;
-  const uint8_t* data;
+  uint32_t block;
 };
 
 // Columns [from, to) of a tile that a row sees.
@@ -62,9 +64,10 @@ __device__ __forceinline__ bool sees(Span s, int32_t column) { return column >= 
 template <int DK, int DV>
 __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   using S = PrefillShared<DK, DV>;
-  const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4, g = lane / 4, t = lane % 4;
-  // First value channel of this warp, and its number of sums.
-  const uint32_t channel = threadIdx.x / 128 * S::kSummed;
+  const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+  // The warp's 16 rows of the block's, its first value channel, and its number of sums.
+  const uint32_t sets = S::rows() / 16, warp = S::kSharing == 1 ? threadIdx.x / 32 : threadIdx.x / 32 % sets;
+  const uint32_t channel = S::kSharing == 1 ? 0 : threadIdx.x / 32 / sets * S::kSummed;
   constexpr int N = S::kSummed / 8;
   Work w;
   // The last rows see most: they begin first.
@@ -76,7 +79,7 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   if (w.s.tokens > (int32_t)p.max_query_len && row_block == 0 && w.head == 0 && threadIdx.x == 0) {
     atomicAdd(&status->bad_rows, 1);
   }
-  w.first = row_block * kQueryRows;
+  w.first = row_block * S::rows();
   w.rows = min(w.s.tokens, (int32_t)p.max_query_len) * p.group;
   // Rows of the step buffer are below the tensors' own; a buffer of another step could name others.
   if (w.first >= w.rows || w.s.first_row < 0 || w.s.first_row + w.s.tokens > (int32_t)p.rows) return;
@@ -85,24 +88,20 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   const int32_t sink_slots = packed > 0 ? min((int32_t)p.sinks, packed) : 0;
   // Made where it is needed: it would hold many registers.
   auto exact = [&](int op) {
-    const uint32_t dim = p.at[op].dim;
-    const uint64_t seat_head = (uint64_t)max(w.s.seat, 0) * p.heads + w.head;
-    return ExactRows{p.input[op], (const uint16_t*)p.sink[op] + seat_head * p.sinks * dim,
-                     (const uint16_t*)p.window[op] + seat_head * p.window_rows * dim, p.window_rows, p.sinks, p.window_dtype, dim,
-                     w.head, w.s.first_row, w.s.old_len, packed, sink_slots, rows_are_vectors(p.input[op])};
+    return ExactRows{p, op, (uint32_t)max(w.s.seat, 0), w.head, w.s.first_row, w.s.old_len, packed, sink_slots};
   };
   // Rows in bf16: the window's and sinks', and the input's.
   const bool bf16 = (p.window_dtype == QKV_BF16 && w.s.old_len > (p.window_rows ? 0 : packed)) || p.input[0].dtype == QKV_BF16;
   const bool bf16_values =
       (p.window_dtype == QKV_BF16 && w.s.old_len > (p.window_rows ? 0 : packed)) || p.input[1].dtype == QKV_BF16;
 
-  // What the 64 rows see: a lane looks at two of them.
-  Span span[2], any = {INT32_MAX, 0}, all = {0, INT32_MAX};
+  // What the rows see: a lane looks at up to four of them.
+  Span span[4], any = {INT32_MAX, 0}, all = {0, INT32_MAX};
 #pragma unroll
-  for (int i = 0; i < 2; i++) {
-    const int32_t flat = w.first + 32 * i + lane;
+  for (uint32_t i = 0; i < 4; i++) {
+    const int32_t flat = w.first + (int32_t)(32 * i + lane);
     span[i] = {0, 0};
-    if (flat < w.rows) {
+    if (32 * i < S::rows() && flat < w.rows) {
       span[i] = visible(p, w.s.old_len + flat / (int32_t)p.group, total);
       any = {min(any.from, span[i].from), max(any.to, span[i].to)};
       all = {max(all.from, span[i].from), min(all.to, span[i].to)};
@@ -112,36 +111,55 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   all = {__reduce_max_sync(0xffffffff, all.from), __reduce_min_sync(0xffffffff, all.to)};
   // This thread's rows are g and g + 8 of the warp's.
   auto mine = [&](uint32_t r) {
-    Span s = {__shfl_sync(0xffffffff, span[0].from, r % 32), __shfl_sync(0xffffffff, span[0].to, r % 32)};
-    Span u = {__shfl_sync(0xffffffff, span[1].from, r % 32), __shfl_sync(0xffffffff, span[1].to, r % 32)};
-    return r < 32 ? s : u;
+    Span mine = {0, 0};
+#pragma unroll
+    for (uint32_t i = 0; i < 4; i++) {
+      const Span s = {__shfl_sync(0xffffffff, span[i].from, r % 32), __shfl_sync(0xffffffff, span[i].to, r % 32)};
+      if (r / 32 == i) mine = s;
+    }
+    return mine;
   };
   const Span upper = mine(16 * warp + g), lower = mine(16 * warp + g + 8);
 
   // Tiles: pages that hold something to see, then exact rows.
   const int32_t page_from = max(any.from, sink_slots), page_to = min(any.to, packed);
   const int32_t first_page = page_from / QKV_TILE, pages = page_from < page_to ? (page_to + QKV_TILE - 1) / QKV_TILE - first_page : 0;
-  const Span slots = columns(packed, sink_slots, {false, 0, 0, nullptr}, any);
+  Span slots = columns(packed, sink_slots, {false, 0, 0, 0}, any);
+  // Tiles of exact rows begin at the same rows for all blocks, however many rows these have.
+  slots.from = max(slots.from, 0) / QKV_TILE * QKV_TILE;
   const int32_t tiles = pages + (max(slots.to - slots.from, 0) + QKV_TILE - 1) / QKV_TILE;
+  // Tokens of pages, and slots, that all rows see.
+  const Span whole_pages = {max(all.from, sink_slots), min(all.to, packed)};
+  const Span whole_slots = columns(packed, sink_slots, {false, 0, 0, 0}, all);
+  const uint32_t no_block = p.blocks;
+  const uint32_t first_seen = (uint32_t)first_page_of(p, w.s);
   auto tile_at = [&](int32_t i) {
     Tile x;
     x.page = i < pages;
-    x.data = nullptr;
+    x.block = no_block;
     if (x.page) {
-      x.first = (first_page + i) * QKV_TILE;
+      const int32_t page = first_page + i;
+      x.first = page * QKV_TILE;
       x.count = min(packed - x.first, QKV_TILE);
-      int32_t block = -1;
-      if (first_page + i < (int32_t)p.table_width) block = __ldg((const int32_t*)p.block_tables + (uint64_t)w.sequence * p.table_width + first_page + i);
-      if ((uint32_t)block < p.blocks) x.data = (const uint8_t*)p.pages + ((uint64_t)(uint32_t)block * p.heads + w.head) * p.page_bytes;
+      if (page < (int32_t)p.table_width) {
+        const int32_t* table = (const int32_t*)p.block_tables + (uint64_t)w.sequence * p.table_width;
+        x.block = min((uint32_t)__ldg(table + page), no_block);
+      }
     } else {
       x.first = slots.from + (i - pages) * QKV_TILE;
       x.count = min(slots.to - x.first, QKV_TILE);
     }
     return x;
   };
+  auto page_data = [&](uint32_t block) {
+    return (const uint8_t*)p.pages + ((uint64_t)block * p.heads + w.head) * p.page_bytes;
+  };
   float* scratch = (float*)(shared + S::kKey + 2 * DK);
-  Staged keys = staged_operand<DK>(p, 0, w.head, shared + S::kKey, scratch, kRowBytes<DK> / 4);
-  Staged values = staged_operand<DV>(p, 1, w.head, shared + S::kValue, scratch, kRowBytes<DK> / 4);
+  // Kept, since it is made by several instructions.
+  uint32_t base = shared_address(shared);
+  asm volatile("" : "+r"(base));
+  Staged keys = staged_operand<DK>(p, 0, w.head, shared + S::kKey, base + S::kKey, scratch, kRowBytes<DK> / 4);
+  Staged values = staged_operand<DV>(p, 1, w.head, shared + S::kValue, base + S::kValue, scratch, kRowBytes<DK> / 4);
 
   // Channels that the head does not have: pages do not write them.
   auto clear_keys = [&] {
@@ -160,38 +178,42 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   float out[N][4], reference[2] = {-kInfinity, -kInfinity}, sum[2] = {0.0f, 0.0f}, out_factor = 1.0f;
 #pragma unroll
   for (int n = 0; n < N; n++) out[n][0] = out[n][1] = out[n][2] = out[n][3] = 0.0f;
-  const uint32_t queries = shared_address(shared + S::kQuery) + (16 * warp + (lane & 15)) * kRowBytes<DK> + (lane >> 4) * 16;
-  const uint32_t key_rows = shared_address(keys.tile) + ((lane & 7) + (lane >> 4) * 8) * kRowBytes<DK> + (lane >> 3 & 1) * 16;
-  const uint32_t page_channels = shared_address(values.tile) + channel * kChannelBytes;
-  const uint32_t row_channels = shared_address(values.tile) + 2 * channel;
+  const uint32_t queries = base + S::kQuery + (16 * warp + (lane & 15)) * kRowBytes<DK> + (lane >> 4) * 16;
+  const uint32_t key_rows = keys.address + ((lane & 7) + (lane >> 4) * 8) * kRowBytes<DK> + (lane >> 3 & 1) * 16;
+  const uint32_t page_channels = values.address + channel * kChannelBytes;
+  const uint32_t row_channels = values.address + 2 * channel;
   const uint8_t* query_row = shared + S::kQuery + (16 * warp + g) * kRowBytes<DK> + S::kRow;
 
-  Tile tile = {false, 0, 0, nullptr};
+  Tile tile = {false, 0, 0, no_block};
+  // Whether there is a tile, and its keys are staged.
+  bool live = false;
   uint32_t weights[4][4];
   // Whether this thread saw pairs that need the slow way.
   bool wide = false;
   // A tile's keys are staged while the values of the one before are weighed; so turn -1 stages the first ones only.
 #pragma unroll 1
   for (int32_t i = -1; i < tiles; i++) {
-    const bool live = i >= 0 && !(tile.page && !tile.data), page = tile.page;
-    if (i >= 0 && (i == 0 || i == pages)) {
+    const bool page = tile.page;
+    if (i == 0 || i == pages) {
       // Exact rows are as they are, for the query as it is.
       if (i > 0 && p.format[1].rotate) rotate_back(out, p.format[1].rotate);
       load_queries<DK, DV>(p, w, shared, page);
     }
     copy_wait();
     if (__syncthreads_or(wide)) {
-      stage_affine_wide<false>(keys, tile.data);
+      stage_affine_wide<false>(keys, page_data(tile.block));
       __syncthreads();
     }
     wide = false;
     if (live) {
       if (page) {
-        if (const uint8_t* from = decoded_page<DK, DV>(p, w, tile.first)) {
+        const uint32_t ahead = (uint32_t)tile.first / QKV_TILE - first_seen;
+        if (ahead < p.decoded_pages) {
+          const uint8_t* from = decoded_page<DK, DV>(p, w, ahead);
           values.factor = DecodedPage<DK, DV>::factor(from, 1);
-          copy_page(values.tile, from + DecodedPage<DK, DV>::kValue, DecodedPage<DK, DV>::kValueBytes);
+          copy_page(values.address, from + DecodedPage<DK, DV>::kValue, DecodedPage<DK, DV>::kValueBytes);
         } else {
-          wide = stage_page<true>(values, tile.data);
+          wide = stage_page<true>(values, page_data(tile.block));
         }
       } else {
         stage_rows<DV>(values, exact(1), tile.first, tile.count, bf16_values);
@@ -218,8 +240,8 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
         f[0] = f[1] = 1.0f;
         shift[0] = shift[1] = 0.0f;
       }
-      const Span whole = columns(packed, sink_slots, tile, all);
-      const bool masked = whole.from > 0 || whole.to < QKV_TILE;
+      const Span whole = page ? whole_pages : whole_slots;
+      const bool masked = tile.first < whole.from || tile.first + QKV_TILE > whole.to;
       if (masked) {
         const Span a = columns(packed, sink_slots, tile, upper), b = columns(packed, sink_slots, tile, lower);
 #pragma unroll
@@ -264,7 +286,7 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
 
       copy_wait();
       if (__syncthreads_or(wide)) {
-        stage_affine_wide<true>(values, tile.data);
+        stage_affine_wide<true>(values, page_data(tile.block));
         __syncthreads();
       }
       if (masked && __syncthreads_or(values_not_finite<DV>(values.tile, page))) {
@@ -287,21 +309,25 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
       // A page that does not exist is left out and counted.
       atomicAdd(&status->missing_blocks, 1);
     }
+    const bool weighs = live;
     if (i + 1 < tiles) {
       tile = tile_at(i + 1);
+      live = !tile.page || tile.block != no_block;
       if (!tile.page) {
         stage_rows<DK>(keys, exact(0), tile.first, tile.count, bf16);
-      } else if (tile.data) {
-        if (const uint8_t* from = decoded_page<DK, DV>(p, w, tile.first)) {
+      } else if (live) {
+        const uint32_t ahead = (uint32_t)tile.first / QKV_TILE - first_seen;
+        if (ahead < p.decoded_pages) {
+          const uint8_t* from = decoded_page<DK, DV>(p, w, ahead);
           keys.factor = DecodedPage<DK, DV>::factor(from, 0);
-          copy_page(keys.tile, from, DecodedPage<DK, DV>::kValue);
+          copy_page(keys.address, from, DecodedPage<DK, DV>::kValue);
         } else {
-          wide = stage_page<false>(keys, tile.data);
+          wide = stage_page<false>(keys, page_data(tile.block));
         }
       }
     }
-    if (live && page) weigh<DV, true>(out, weights, page_channels);
-    if (live && !page) weigh<DV, false>(out, weights, row_channels);
+    if (weighs && page) weigh<DV, true>(out, weights, page_channels);
+    if (weighs && !page) weigh<DV, false>(out, weights, row_channels);
   }
 
   // The sink logit joins, sums of the lanes of a row come together; rows go out by way of shared memory.
@@ -337,8 +363,8 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
   __syncthreads();
   const bool vectors = rows_are_vectors(p.out);
 #pragma unroll 1
-  for (int32_t r = threadIdx.x / 32; r < kQueryRows; r += S::kWarps) {
-    const int32_t flat = w.first + r;
+  for (uint32_t r = threadIdx.x / 32; r < S::rows(); r += blockDim.x / 32) {
+    const int32_t flat = w.first + (int32_t)r;
     if (flat >= w.rows) break;
     const int64_t at = row_offset(p.out, w.s.first_row + flat / p.group, w.head * p.group + flat % p.group);
 #pragma unroll 1
@@ -359,12 +385,12 @@ __device__ __forceinline__ void prefill(const QkvPrefill& p, uint8_t* shared) {
 
 extern __shared__ uint4 prefill_shared[];
 
-// An instance: heads of up to DK and DV channels, at least BLOCKS blocks an SM; and the kernel that decodes pages for it.
+// An instance: heads of up to DK and DV channels, registers for 4 BLOCKS warps an SM; and the kernel that decodes pages for it.
 #define QKV_PREFILL(DK, DV, BLOCKS)                                                        \
   extern "C" __global__ void __launch_bounds__(128, 2) qkv_prefill_decode_##DK##_##DV(const __grid_constant__ QkvPrefill p) { \
     qkv::decode_pages<DK, DV>(p, (uint8_t*)prefill_shared);                                \
   }                                                                                        \
-  extern "C" __global__ void __launch_bounds__(32 * qkv::PrefillShared<DK, DV>::kWarps, BLOCKS) qkv_prefill_##DK##_##DV(      \
+  extern "C" __global__ void __launch_bounds__(128 * BLOCKS, 1) qkv_prefill_##DK##_##DV(      \
       const __grid_constant__ QkvPrefill p) {                                             \
     qkv::prefill<DK, DV>(p, (uint8_t*)prefill_shared);                                     \
   }

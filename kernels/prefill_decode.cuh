@@ -20,31 +20,26 @@ __device__ __forceinline__ int32_t first_page_of(const QkvPrefill& p, const QkvS
   return p.sliding_window ? max(s.old_len + 1 - (int32_t)p.sliding_window, 0) / QKV_TILE : 0;
 }
 
-// Where the page of token `first` lies decoded, or null.
+// Page `i` of those that lie decoded.
 template <int DK, int DV>
-__device__ __forceinline__ const uint8_t* decoded_page(const QkvPrefill& p, const Work& w, int32_t first) {
-  // Mostly nothing is decoded ahead.
-  if (p.decoded_pages == 0) return nullptr;
-  const uint32_t i = (uint32_t)(first / QKV_TILE - first_page_of(p, w.s));
-  if (i >= p.decoded_pages) return nullptr;
+__device__ __forceinline__ const uint8_t* decoded_page(const QkvPrefill& p, const Work& w, uint32_t i) {
   const uint64_t at = ((uint64_t)w.sequence * p.heads + w.head) * p.decoded_pages + i;
   return (const uint8_t*)p.decoded + at * DecodedPage<DK, DV>::kBytes;
 }
 
 // All threads; done at the next `copy_wait`.
-__device__ __forceinline__ void copy_page(uint8_t* tile, const uint8_t* from, uint32_t bytes) {
-  const uint32_t to = shared_address(tile);
+__device__ __forceinline__ void copy_page(uint32_t to, const uint8_t* from, uint32_t bytes) {
 #pragma unroll 4
   for (uint32_t i = 16 * threadIdx.x; i < bytes; i += 16 * blockDim.x) copy_async(to + i, from + i, true);
 }
 
-// `tile`: where it is staged; `scratch`: a number a warp.
+// `tile`: where it is staged, at `address` of shared memory; `scratch`: a number a warp.
 template <int D>
-__device__ __forceinline__ Staged staged_operand(const QkvPrefill& p, int op, uint32_t head, uint8_t* tile, float* scratch,
-                                                 uint32_t scratch_stride) {
+__device__ __forceinline__ Staged staged_operand(const QkvPrefill& p, int op, uint32_t head, uint8_t* tile, uint32_t address,
+                                                 float* scratch, uint32_t scratch_stride) {
   const uint32_t group = p.format[op].group;
   const float scale = p.scales[op] ? __ldg((const float*)p.scales[op] + head) : 1.0f;
-  return {p.format[op], p.at[op], tile, kRowBytes<D>, scratch, scratch_stride, 0, scale, group & (group - 1) ? 31 : 31 - __clz(group | 1), 1.0f};
+  return {p.format[op], p.at[op], tile, address, kRowBytes<D>, scratch, scratch_stride, 0, scale, group & (group - 1) ? 31 : 31 - __clz(group | 1), 1.0f};
 }
 
 // Decodes the pages that `decoded` has room for. A block takes a page at a time.
@@ -52,6 +47,7 @@ template <int DK, int DV>
 __device__ __forceinline__ void decode_pages(const QkvPrefill& p, uint8_t* shared) {
   using D = DecodedPage<DK, DV>;
   float* scratch = (float*)(shared + D::kFactor);
+  const uint32_t base = shared_address(shared);
   // What a head does not have, and the padding.
   for (uint32_t i = threadIdx.x; i < D::kBytes / 16; i += blockDim.x) ((uint4*)shared)[i] = make_uint4(0, 0, 0, 0);
   const uint64_t jobs = (uint64_t)p.sequences * p.heads * p.decoded_pages;
@@ -63,8 +59,8 @@ __device__ __forceinline__ void decode_pages(const QkvPrefill& p, uint8_t* share
     const uint32_t block = (uint32_t)__ldg((const int32_t*)p.block_tables + (uint64_t)sequence * p.table_width + page);
     if (block >= p.blocks) continue;
     const uint8_t* data = (const uint8_t*)p.pages + ((uint64_t)block * p.heads + head) * p.page_bytes;
-    Staged keys = staged_operand<DK>(p, 0, head, shared, scratch, 1);
-    Staged values = staged_operand<DV>(p, 1, head, shared + D::kValue, scratch, 1);
+    Staged keys = staged_operand<DK>(p, 0, head, shared, base, scratch, 1);
+    Staged values = staged_operand<DV>(p, 1, head, shared + D::kValue, base + D::kValue, scratch, 1);
     // The page before was copied; maxima share the scratch.
     __syncthreads();
     if (__syncthreads_or(stage_page<false>(keys, data))) stage_affine_wide<false>(keys, data);

@@ -79,28 +79,90 @@ __device__ __forceinline__ void store_codes(const Staged& s, const Pairs& p, uin
   *(uint32_t*)element<Value>(s, row, column + 8) = high;
 }
 
-// Codes of 4 and 8 bits.
+// Steps and mins of a vector's blocks, which neighbour each other in a row of blocks: [block][columns 2t, 2t + 1 and 8 more], or
+// where pairs lie along rows, [block][rows g and g + 8].
+template <int Blocks, bool Value, bool Columns>
+struct VectorPairs {
+  uint32_t step[Blocks][2], min[Blocks][2];
+
+  // Blocks kb .. of row m of blocks.
+  __device__ __forceinline__ VectorPairs(const Staged& s, const uint8_t* section, uint32_t m, uint32_t kb, uint32_t g, uint32_t t) {
+    if constexpr (Columns && Value) {
+      const uint32_t groups = s.at.pair_count / QKV_TILE, j = 16 * m >> s.group_shift;
+      const uint8_t* first = section + ((2 * t * groups + j) * 8 + 2 * kb) * 4;
+#pragma unroll
+      for (int i = 0; i < Blocks; i += 2) {
+        const uint4 a = __ldg((const uint4*)(first + 8 * i)), b = __ldg((const uint4*)(first + groups * 32 + 8 * i));
+        const uint32_t x[4] = {a.x, a.y, a.z, a.w}, y[4] = {b.x, b.y, b.z, b.w};
+#pragma unroll
+        for (int h = 0; h < 4; h++) {
+          step[i + h / 2][h % 2] = __byte_perm(x[h], y[h], 0x5410), min[i + h / 2][h % 2] = __byte_perm(x[h], y[h], 0x7632);
+        }
+      }
+    } else if constexpr (Columns) {
+      const uint8_t* first = section + (16 * m >> s.group_shift) * 4 * s.at.dim + t * (s.at.dim / 2) + kb * 8;
+#pragma unroll
+      for (int i = 0; i < Blocks; i += 2) {
+        const uint4 a = __ldg((const uint4*)(first + 8 * i)), b = __ldg((const uint4*)(first + 2 * s.at.dim + 8 * i));
+        step[i][0] = a.x, step[i][1] = a.y, step[i + 1][0] = a.z, step[i + 1][1] = a.w;
+        min[i][0] = b.x, min[i][1] = b.y, min[i + 1][0] = b.z, min[i + 1][1] = b.w;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < Blocks; i++) {
+        const uint32_t j = 16 * (kb + i) >> s.group_shift;
+        const uint32_t row = Value ? j * s.at.dim + g * (s.at.dim / 8) : (g * (s.at.pair_count / QKV_TILE) + j) * 8;
+        const uint2 w = __ldg((const uint2*)(section + 4 * (row + 2 * m)));
+        step[i][0] = __byte_perm(w.x, 0, 0x1010), min[i][0] = __byte_perm(w.x, 0, 0x3232);
+        step[i][1] = __byte_perm(w.y, 0, 0x1010), min[i][1] = __byte_perm(w.y, 0, 0x3232);
+      }
+    }
+  }
+};
+
+// Codes of 4 and 8 bits of which a vector's blocks have the same 16 rows: values, and keys of a multiple of 64 (32) channels.
 template <int Bits, bool Value, bool Columns>
 __device__ __forceinline__ void stage_wide_codes(const Staged& s, const uint8_t* page) {
+  constexpr int kBlocks = 16 / Bits;
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
-  const uint8_t* section = page + s.at.pairs;
-  each_block<Bits / 4, Value>(s.at, page + s.at.codes, [&](uint32_t m, uint32_t kb, const uint32_t* w) {
-    Pairs p;
-    if (Columns) column_pairs<Value>(p, s.group_shift, s.at, section, 16 * m, kb, t);
+  const uint32_t vectors = s.at.code_bytes / 512, across = (Value ? QKV_TILE : s.at.dim) / 16 / kBlocks;
+#pragma unroll 1
+  for (uint32_t v = threadIdx.x / 32; v < vectors; v += blockDim.x / 32) {
+    // Keys have four rows of blocks: so no division.
+    const uint32_t m = Value ? v / across : v % 4, along = Value ? v % across : v / 4;
+    const uint4 x = __ldg((const uint4*)(page + s.at.codes + (m * across + along) * 512) + lane);
+    const uint32_t w[4] = {x.x, x.y, x.z, x.w}, kb = along * kBlocks;
+    const VectorPairs<kBlocks, Value, Columns> pairs(s, page + s.at.pairs, m, kb, g, t);
+    // Values: the vectors of a row are exchanged by its number mod 8, which is g (`element`).
+    const uint32_t first = Value ? s.address + (16 * m + g) * kChannelBytes + (2 * kb << 4 ^ g << 4) + 4 * t
+                                 : s.address + (16 * m + g) * s.row_bytes + 32 * kb + 4 * t;
+    const uint32_t below = Value ? 8 * kChannelBytes : 8 * s.row_bytes;
 #pragma unroll
-    for (uint32_t half = 0; half < 2; half++) {
-      const uint32_t row = 16 * m + 8 * half + g;
-      if (!Columns) row_pair<Value>(p, s.group_shift, s.at, section, row, kb);
-      store_codes<Value>(s, p, row, 16 * kb + 2 * t, Bits == 8 ? w[half] : w[0] >> (4 * half) & 0x0f0f0f0f);
+    for (int i = 0; i < kBlocks; i++) {
+#pragma unroll
+      for (int c = 0; c < 2; c++) {
+        const uint32_t at = Value ? first ^ (2 * i + c) << 4 : first + 32 * i + 16 * c;
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          // 1024 + code (4 bits of rows g + 8: 1024 + 16 code) is an f16 of these bits; taking 1024 away is exact.
+          const uint32_t word = Bits == 8 ? w[2 * i + h] : w[i], codes = c ? word >> 8 : word;
+          constexpr uint32_t kLow = Bits == 8 ? 0x00ff00ff : 0x000f000f, kHigh = Bits == 8 ? 0x00ff00ff : 0x00f000f0;
+          const uint32_t biased = h ? masked_or<kHigh>(codes, 0x64006400) : masked_or<kLow>(codes, 0x64006400);
+          const uint32_t code = Bits == 4 && h ? fma_f16x2(biased, 0x2c002c00, 0xd400d400) : sub_f16x2(biased, 0x64006400);
+          const int p = Columns ? c : h;
+          store_shared(at + h * below, fma_f16x2(code, pairs.step[i][p], pairs.min[i][p]));
+        }
+      }
     }
-  });
+  }
 }
 
-// Codes of 1, 2 and 3 bits: a block has 8, 4 or 8 groups of rows. A loop over all of them keeps the code small.
+// Codes of any bits: a block has 8, 4, 8, 2 or 2 groups of rows. A loop over all of them keeps the code small.
 template <bool Value>
-__device__ __forceinline__ void stage_narrow_codes(const Staged& s, const uint8_t* page, bool columns) {
+__device__ __forceinline__ void stage_any_codes(const Staged& s, const uint8_t* page, bool columns) {
   const uint32_t lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, rows = Value ? s.at.dim : QKV_TILE, bits = s.f.bits;
-  const uint32_t nb = (Value ? QKV_TILE : s.at.dim) / 16, groups = bits == 2 ? 4 : 8, block_words = bits == 3 ? 3 : 1;
+  const uint32_t nb = (Value ? QKV_TILE : s.at.dim) / 16, groups = bits == 2 ? 4 : bits < 4 ? 8 : 2;
+  const uint32_t block_words = bits == 3 ? 3 : bits == 8 ? 2 : 1;
   const uint32_t words = lane_words(s.at), blocks = words / block_words;
   const uint8_t *section = page + s.at.pairs, *codes = page + s.at.codes;
 #pragma unroll 1
@@ -108,7 +170,8 @@ __device__ __forceinline__ void stage_narrow_codes(const Staged& s, const uint8_
     const uint32_t m = block / nb, kb = block - m * nb;
     auto word = [&](uint32_t i) { return __ldg((const uint32_t*)(codes + word_byte(words, lane, block * block_words + i))); };
     uint32_t w[3] = {word(0), 0, 0};
-    if (bits == 3) w[1] = word(1), w[2] = word(2);
+    if (block_words > 1) w[1] = word(1);
+    if (block_words > 2) w[2] = word(2);
     Pairs p;
 #pragma unroll 1
     for (uint32_t i = 0; i < groups; i++) {
@@ -121,8 +184,10 @@ __device__ __forceinline__ void stage_narrow_codes(const Staged& s, const uint8_
         column_pairs<Value>(p, s.group_shift, s.at, section, first, kb, t);
       }
       uint32_t quad;
-      if (bits != 3) {
-        quad = w[0] >> (bits * i) & (bits == 1 ? 0x01010101 : 0x03030303);
+      if (bits == 8) {
+        quad = i ? w[1] : w[0];
+      } else if (bits != 3) {
+        quad = w[0] >> (bits * i) & 0x01010101 * ((1 << bits) - 1);
       } else if (i < 6) {
         quad = (i < 2 ? w[0] : i < 4 ? w[1] : w[2]) >> (3 * (i % 2)) & 0x07070707;
       } else {
@@ -266,12 +331,12 @@ __device__ __forceinline__ bool stage_page(Staged& s, const uint8_t* page) {
   s.factor = 1.0f;
   // Pairs lie along columns: of values per token, of keys per channel.
   const bool columns = Value != (s.f.per_channel != 0);
-  if (s.f.bits == 4) {
+  if (s.f.bits == 4 && (Value || s.at.dim % 64 == 0)) {
     columns ? stage_wide_codes<4, Value, true>(s, page) : stage_wide_codes<4, Value, false>(s, page);
-  } else if (s.f.bits == 8) {
+  } else if (s.f.bits == 8 && (Value || s.at.dim % 32 == 0)) {
     columns ? stage_wide_codes<8, Value, true>(s, page) : stage_wide_codes<8, Value, false>(s, page);
   } else {
-    stage_narrow_codes<Value>(s, page, columns);
+    stage_any_codes<Value>(s, page, columns);
   }
   return pairs_overflow<Value>(s, page);
 }

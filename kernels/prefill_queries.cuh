@@ -5,19 +5,19 @@
 
 namespace qkv {
 
-// Rows of a block.
-constexpr int kQueryRows = 64;
 // How far weights are lifted.
 constexpr float kLift = 7.0f;
 
 template <int DK, int DV>
 struct PrefillShared {
   static constexpr uint32_t kKey = 0, kValue = QKV_TILE * kRowBytes<DK>, kQuery = kValue + QKV_TILE * kRowBytes<DV>;
-  static constexpr uint32_t kBytes = kQuery + kQueryRows * kRowBytes<DK>;
-  // Warps of a block, and the value channels that one of them sums.
-  static constexpr int kWarps = DV > 128 ? 8 : 4, kSummed = DV > 128 ? DV / 2 : DV;
+  // Warps that share 16 rows, and the value channels that one of them sums.
+  static constexpr int kSharing = DV > 128 ? 2 : 1, kSummed = DV / kSharing;
   // Behind a row of queries: the factor of its scores, and q · mean.
   static constexpr uint32_t kRow = 2 * DK;
+
+  // Query rows of a block: 64 or 128.
+  static __device__ __forceinline__ uint32_t rows() { return blockDim.x / 2 / kSharing; }
 };
 
 // The block's work.
@@ -39,8 +39,8 @@ __device__ __forceinline__ void load_queries(const QkvPrefill& p, const Work& w,
   // The sign of the scale goes into the query, so that a larger score is a larger product.
   const float sign = p.scale > 0.0f ? 1.0f : p.scale < 0.0f ? -1.0f : 0.0f;
 #pragma unroll 1
-  for (int32_t r = threadIdx.x / 32; r < kQueryRows; r += S::kWarps) {
-    const int32_t flat = w.first + r;
+  for (uint32_t r = threadIdx.x / 32; r < S::rows(); r += blockDim.x / 32) {
+    const int32_t flat = w.first + (int32_t)r;
     float x[DK / 32], dot = 0.0f;
     uint32_t most = 0;
     if (flat < w.rows) {

@@ -7,14 +7,15 @@ namespace qkv {
 // Exact rows of a sequence, counted in slots: the sinks (where tiles are closed), then the tokens behind the closed tiles, the
 // newest of them from the input.
 struct ExactRows {
-  const QkvTensor& input;
-  // Of this seat and head.
-  const uint16_t* sink;
-  const uint16_t* window;
-  uint32_t window_rows, sinks, dtype, dim, head;
+  const QkvPrefill& p;
+  int op;
+  uint32_t seat, head;
   int32_t first_row, old_len, packed, sink_slots;
-  bool vectors;
 
+  __device__ __forceinline__ const QkvTensor& input() const { return p.input[op]; }
+  // QKV_ROWS_* of the input.
+  __device__ __forceinline__ uint32_t kind() const { return p.input_rows >> 2 * op; }
+  __device__ __forceinline__ uint32_t dim() const { return p.at[op].dim; }
   __device__ __forceinline__ int32_t token(int32_t slot) const { return slot < sink_slots ? slot : slot - sink_slots + packed; }
 };
 
@@ -29,12 +30,15 @@ struct ExactRow {
 __device__ __forceinline__ ExactRow exact_row(const ExactRows& r, int32_t slot) {
   const int32_t token = r.token(slot);
   if (token >= r.old_len) {
-    const uint16_t* at = (const uint16_t*)r.input.data + row_offset(r.input, r.first_row + (token - r.old_len), r.head);
-    return {at, r.input.strides[3], r.input.dtype, r.vectors};
+    const QkvTensor& input = r.input();
+    const uint16_t* at = (const uint16_t*)input.data + row_offset(input, r.first_row + (token - r.old_len), r.head);
+    return {at, input.strides[3], input.dtype, (r.kind() & QKV_ROWS_VECTORS) != 0};
   }
-  const bool sink = token < (int32_t)r.sinks;
-  const uint16_t* at = sink ? r.sink + (uint64_t)token * r.dim : r.window + (uint64_t)(token % r.window_rows) * r.dim;
-  return {at, 1, r.dtype, true};
+  const bool sink = token < (int32_t)r.p.sinks;
+  const uint64_t seat_head = (uint64_t)r.seat * r.p.heads + r.head;
+  const uint64_t row = sink ? seat_head * r.p.sinks + token : seat_head * r.p.window_rows + token % r.p.window_rows;
+  const uint16_t* rows = (const uint16_t*)(sink ? r.p.sink[r.op] : r.p.window[r.op]);
+  return {rows + row * r.dim(), 1, r.p.window_dtype, true};
 }
 
 // Eight channels of a row from c on; all channels of a vector exist, as heads are multiples of 16 channels.
@@ -54,22 +58,22 @@ __device__ __forceinline__ uint4 load8(const ExactRow& r, uint32_t c) {
 template <int D>
 __device__ __forceinline__ void stage_rows(Staged& s, const ExactRows& r, int32_t first, int32_t count, bool bf16) {
   const uint32_t lane = threadIdx.x % 32, base = threadIdx.x / 32 * 8 + lane % 8, column = lane / 8 * 8;
-  if (!bf16 && r.vectors) {
+  if (!bf16 && (r.kind() & QKV_ROWS_VECTORS)) {
     s.factor = 1.0f;
-    const uint32_t to = shared_address(s.tile) + 2 * column;
-    // New tokens lie a stride apart, except in batches.
+    const uint32_t to = s.address + 2 * column;
     const int32_t fresh = r.token(first) - r.old_len;
-    const bool regular = fresh >= 0 && r.input.tokens <= r.input.batch_tokens;
-    const uint16_t* start = (const uint16_t*)r.input.data + (int64_t)(r.first_row + fresh) * r.input.strides[1] +
-                            (int64_t)r.head * r.input.strides[2] + column;
-#pragma unroll 2
+    const QkvTensor& input = r.input();
+    const bool regular = fresh >= 0 && (r.kind() & QKV_ROWS_EVEN);
+    const uint16_t* start = (const uint16_t*)input.data + (int64_t)(r.first_row + fresh) * input.strides[1] +
+                            (int64_t)r.head * input.strides[2] + column;
+#pragma unroll 1
     for (uint32_t row = base; row < QKV_TILE; row += blockDim.x / 4) {
       const bool live = (int32_t)row < count;
-      const uint16_t* from = start + (live ? row : 0) * r.input.strides[1];
+      const uint16_t* from = start + (live ? row : 0) * input.strides[1];
       if (!regular) from = exact_row(r, first + (live ? row : 0)).at + column;
 #pragma unroll
       for (uint32_t c = 0; c < D; c += 32) {
-        const bool there = live && column + c < r.dim;
+        const bool there = live && column + c < r.dim();
         copy_async(to + row * kRowBytes<D> + 2 * c, from + c, there);
       }
     }
@@ -84,7 +88,7 @@ __device__ __forceinline__ void stage_rows(Staged& s, const ExactRows& r, int32_
       const ExactRow from = exact_row(r, first + row);
 #pragma unroll
       for (uint32_t c = column; c < D; c += 32) {
-        if (c >= r.dim) continue;
+        if (c >= r.dim()) continue;
         const uint4 x = load8(from, c);
         const uint32_t w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
@@ -106,7 +110,7 @@ __device__ __forceinline__ void stage_rows(Staged& s, const ExactRows& r, int32_
 #pragma unroll
     for (uint32_t c = column; c < D; c += 32) {
       uint4 x = make_uint4(0, 0, 0, 0);
-      if (live && c < r.dim) x = load8(from, c);
+      if (live && c < r.dim()) x = load8(from, c);
       if (bf16) {
         uint32_t w[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll

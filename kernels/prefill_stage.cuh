@@ -33,7 +33,8 @@ struct Staged {
   const QkvFormat& f;
   const QkvOperand& at;
   uint8_t* tile;
-  uint32_t row_bytes;
+  // Where that is in shared memory.
+  uint32_t address, row_bytes;
   // A number a warp in shared memory, `scratch_stride` apart, for a maximum over the block.
   float* scratch;
   uint32_t scratch_stride;

@@ -35,8 +35,9 @@ __device__ __forceinline__ void weigh(float (&out)[N][4], const uint32_t (&weigh
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (int j = 0; j < 4; j++) {
-    const uint32_t row = (lane & 7) + (lane >> 4) * 8;
-    const uint32_t at = Page ? values + row * kChannelBytes + ((2 * j + (lane >> 3 & 1) ^ (lane & 7)) << 4)
+    // Of a page's channels, whose tile begins at a multiple of 128 bytes, the vectors are exchanged (prefill_stage.cuh).
+    const uint32_t row = (lane & 7) + (lane >> 4) * 8, first = values + row * kChannelBytes + ((lane >> 3 & 1 ^ lane & 7) << 4);
+    const uint32_t at = Page ? first ^ 32 * j
                              : values + (16 * j + (lane & 15)) * kRowBytes<DV> + (lane >> 4) * 16;
 #pragma unroll
     for (int n = 0; n < N / 2; n++) {

@@ -74,6 +74,10 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&d)[4], uint32_t address) {
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared(uint32_t address, uint32_t x) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+}
+
 // 16 bytes from global to shared memory behind the thread's back; zeros unless `live`.
 __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool live) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)), "r"(live ? 16 : 0)
@@ -81,6 +85,14 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool l
 }
 
 __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// x & Mask | bits in one instruction: left to itself, ptxas takes two where both are constants.
+template <uint32_t Mask>
+__device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t bits) {
+  uint32_t d;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(d) : "r"(x), "n"(Mask), "r"(bits));
+  return d;
+}
 
 // Differences of two f16, and a b + c, rounded once.
 __device__ __forceinline__ uint32_t sub_f16x2(uint32_t a, uint32_t b) {

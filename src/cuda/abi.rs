@@ -19,6 +19,8 @@ pub const QKV_SCALE_HEAD: u32 = 1;
 pub const QKV_SCALE_TOKEN_HEAD: u32 = 2;
 pub const QKV_ORDER_ROW: u32 = 0;
 pub const QKV_ORDER_FRAGMENT: u32 = 1;
+pub const QKV_ROWS_VECTORS: u32 = 1;
+pub const QKV_ROWS_EVEN: u32 = 2;
 #[repr(C)]
 #[derive(Debug, Default, Copy, Clone)]
 pub struct QkvTensor {
@@ -715,7 +717,7 @@ pub struct QkvPrefill {
     pub max_query_len: u32,
     pub row_blocks: u32,
     pub decoded_pages: u32,
-    pub reserved: u32,
+    pub input_rows: u32,
     pub scale: f32,
     pub softcap: f32,
     pub decoded: u64,
@@ -761,7 +763,7 @@ const _: () = {
     ["Offset of field: QkvPrefill::row_blocks"][::core::mem::offset_of!(QkvPrefill, row_blocks) - 612usize];
     ["Offset of field: QkvPrefill::decoded_pages"]
         [::core::mem::offset_of!(QkvPrefill, decoded_pages) - 616usize];
-    ["Offset of field: QkvPrefill::reserved"][::core::mem::offset_of!(QkvPrefill, reserved) - 620usize];
+    ["Offset of field: QkvPrefill::input_rows"][::core::mem::offset_of!(QkvPrefill, input_rows) - 620usize];
     ["Offset of field: QkvPrefill::scale"][::core::mem::offset_of!(QkvPrefill, scale) - 624usize];
     ["Offset of field: QkvPrefill::softcap"][::core::mem::offset_of!(QkvPrefill, softcap) - 628usize];
     ["Offset of field: QkvPrefill::decoded"][::core::mem::offset_of!(QkvPrefill, decoded) - 632usize];

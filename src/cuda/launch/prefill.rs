@@ -1,7 +1,7 @@
 use super::append::{LayerParts, layer_of};
 use super::{DeviceAttendParams, DeviceBatch, Grid, LayerMemory, StepMemory};
 use crate::config::{CacheConfig, query_group};
-use crate::cuda::abi::QkvPrefill;
+use crate::cuda::abi::{QKV_ROWS_EVEN, QKV_ROWS_VECTORS, QkvPrefill, QkvTensor};
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSliceMut, DeviceTensor, DeviceTensorMut, RawStream, check, parameters};
 use crate::error::{Error, Result};
@@ -9,16 +9,25 @@ use crate::format::Format;
 use crate::layout::TILE;
 use crate::tensor::Dtype;
 
-/// Threads of an instance: `kWarps` of `kernels/prefill.cuh`.
-const fn threads(value_dim: usize) -> u32 {
-    if value_dim > 128 { 256 } else { 128 }
+/// Threads of a block that has so many query rows: a warp for 16, or two where values have more than 128 channels (`kSharing` of
+/// `kernels/prefill_queries.cuh`).
+const fn threads(value_dim: usize, rows: usize) -> usize {
+    rows * if value_dim > 128 { 4 } else { 2 }
+}
+
+/// Query rows of a block: as many as its warps hold if such blocks keep all of the device's multiprocessors busy, since a block
+/// decodes a tile for all its rows; half of that otherwise. Results do not depend on it.
+fn block_rows(value_dim: usize, rows: usize, others: usize, multiprocessors: usize) -> usize {
+    let blocks = others.saturating_mul(rows.div_ceil(MOST_ROWS));
+    if value_dim > 128 || rows <= ROWS || blocks < multiprocessors { ROWS } else { MOST_ROWS }
 }
 
 /// Blocks of a multiprocessor that decode pages.
 const DECODERS: usize = 2;
 
-/// Query rows of a block: `kQueryRows` of `kernels/prefill.cuh`.
+/// Query rows of a block, and of a large one.
 const ROWS: usize = 64;
+const MOST_ROWS: usize = 128;
 
 /// Instances: (kernel, the one that decodes pages for it, channels of keys and of values at most), smallest first.
 const INSTANCES: [(Kernel, Kernel, usize, usize); 5] = [
@@ -29,7 +38,7 @@ const INSTANCES: [(Kernel, Kernel, usize, usize); 5] = [
     (Kernel::Prefill256, Kernel::PrefillDecode256, 256, 256),
 ];
 
-/// Blocks of query rows that read the same pages from which on these are decoded ahead. By instructions it pays from two on; what
+/// Blocks of [`ROWS`] query rows that read the same pages from which on these are decoded ahead. By instructions it pays from two on; what
 /// decoded pages cost in bytes is to be measured.
 const READERS: usize = 4;
 
@@ -68,10 +77,21 @@ pub fn prefill_scratch(config: &CacheConfig, tokens: usize, sequences: usize) ->
         })
 }
 
+/// `QKV_ROWS_*` of a tensor of 16-bit elements.
+fn rows_kind(t: &QkvTensor) -> u32 {
+    let apart = t.strides[..3].iter().all(|s| s % 8 == 0);
+    let vectors = apart && t.strides[3] == 1 && t.dim % 8 == 0 && t.data % 16 == 0;
+    match vectors {
+        false => 0,
+        true if t.tokens > t.batch_tokens => QKV_ROWS_VECTORS,
+        true => QKV_ROWS_VECTORS | QKV_ROWS_EVEN,
+    }
+}
+
 /// Shared memory of an instance: `PrefillShared` of `kernels/prefill.cuh`. A tile of keys, one of values and the queries, rows of
 /// f16 with 16 bytes behind each.
-const fn shared_bytes(key_dim: usize, value_dim: usize) -> usize {
-    TILE * 2 * (key_dim + 8 + value_dim + 8) + ROWS * 2 * (key_dim + 8)
+const fn shared_bytes(key_dim: usize, value_dim: usize, rows: usize) -> usize {
+    TILE * 2 * (key_dim + 8 + value_dim + 8) + rows * 2 * (key_dim + 8)
 }
 
 /// Attention of a step's new tokens over what their sequences held before the step, decoded, plus the new tokens themselves,
@@ -180,8 +200,14 @@ pub fn prefill(
     // Rows of a sequence are counted in 31 bits.
     check::count("query rows", max_query_len.saturating_mul(group))?;
     check::count("query rows", rows.saturating_mul(query_heads))?;
-    let row_blocks = (max_query_len * group).div_ceil(ROWS);
-    let jobs = sequences.saturating_mul(c.kv_heads).saturating_mul(row_blocks);
+    let query_rows = max_query_len * group;
+    let others = sequences.saturating_mul(c.kv_heads);
+    let wanted = block_rows(*value_dim, query_rows, others, device.multiprocessors() as usize);
+    // Keys of 192 channels leave no room for many rows on some devices.
+    let fits = |rows: &usize| shared_bytes(*key_dim, *value_dim, *rows) <= device.shared_limit() as usize;
+    let block_rows = [wanted, ROWS].into_iter().find(fits).unwrap_or(ROWS);
+    let row_blocks = query_rows.div_ceil(block_rows);
+    let jobs = others.saturating_mul(row_blocks);
     if jobs > i32::MAX as usize {
         return Err(Error::Capacity {
             what: "blocks of a launch",
@@ -194,12 +220,12 @@ pub fn prefill(
     let coded = [&l.key, &l.value].iter().any(|f| !matches!(f, Format::F16));
     let page_bytes = decoded_bytes(*key_dim, *value_dim);
     let decoded_pages = match &scratch {
-        Some(s) if coded && row_blocks >= READERS => {
-            (s.len() / page_bytes / (sequences * c.kv_heads)).min(width).min(i32::MAX as usize)
+        Some(s) if coded && query_rows.div_ceil(ROWS) >= READERS => {
+            (s.len() / page_bytes / others).min(width).min(i32::MAX as usize)
         }
         _ => 0,
     };
-    let shared = shared_bytes(*key_dim, *value_dim);
+    let shared = shared_bytes(*key_dim, *value_dim, block_rows);
     if shared > device.shared_limit() as usize {
         return Err(Error::Unsupported {
             what: "head dim",
@@ -243,19 +269,20 @@ pub fn prefill(
         row_blocks: row_blocks as u32,
         decoded_pages: decoded_pages as u32,
         decoded: scratch.as_ref().map_or(0, DeviceSliceMut::address),
-        reserved: 0,
+        input_rows: rows_kind(&k.parameters()) | rows_kind(&v.parameters()) << 2,
         scale: params.scale_for(c.key_dim),
         softcap: params.softcap.unwrap_or(0.0),
     };
     if decoded_pages > 0 {
-        let pages = sequences.saturating_mul(c.kv_heads).saturating_mul(decoded_pages);
+        let pages = others.saturating_mul(decoded_pages);
         let blocks = pages.min(DECODERS * device.multiprocessors() as usize) as u32;
         let grid = Grid { blocks, threads: 128, shared: page_bytes as u32 };
         // SAFETY: `scratch` has room for `decoded_pages` pages of each sequence and kv head, and its alignment was checked; all else
         // as below.
         unsafe { device.start(*decode, grid, stream, &p) }?;
     }
-    let grid = Grid { blocks: jobs as u32, threads: threads(*value_dim), shared: shared as u32 };
+    let grid =
+        Grid { blocks: jobs as u32, threads: threads(*value_dim, block_rows) as u32, shared: shared as u32 };
     // SAFETY: tensors, pages, rows, means, scales, parameters and LSE have the sizes that the configuration and the batch give,
     // and their alignment (above); views were checked against their memory; rows and blocks that the kernel reads from the
     // device are checked by it against the numbers given here before it uses them, lengths are begin_step's.

@@ -1,9 +1,10 @@
 //! Random steps and every format.
 
-use super::{Case, Params, config};
+use super::{Case, Params, Step, Strided, config};
 use crate::caches::any_format;
-use crate::gpu::{Gpu, Random};
-use qkv::{Affine, Bits, Dtype, Format, Fp8, Granularity};
+use crate::gpu::{Gpu, Random, contiguous};
+use crate::layer::Twins;
+use qkv::{Affine, Bits, CacheConfig, Dtype, Format, Fp8, Granularity, Seat};
 
 fn any_case(random: &mut Random, dims: (usize, usize), most: usize) -> Case {
     let residual = random.pick(&[None, Some(0), Some(32), Some(64), Some(128)]);
@@ -119,5 +120,69 @@ fn masked_pages_before_pages_decoded_ahead() {
         let case =
             Case { config, old, counts, group: 8, dtype, size: [1.0; 3], params, wild: true, ahead: 3 };
         case.run(&gpu, &mut random, false, &format!("seed {seed}"));
+    }
+}
+
+/// Heads, sequences and rows enough that blocks of 128 rows keep a device busy.
+const BUSY: (usize, usize, usize) = (16, 8, 60);
+
+#[test]
+fn blocks_of_128_rows_agree_with_the_cpu() {
+    let gpu = Gpu::new();
+    let (heads, group, new) = BUSY;
+    for seed in 0..6 {
+        let mut random = Random::new(7000 + seed);
+        let dims = [(64, 64), (80, 80), (128, 128), (96, 64), (112, 128), (64, 96)][seed as usize];
+        let mut case = any_case(&mut random, dims, 150);
+        let (key, value) = (case.config.layers[0].key, case.config.layers[0].value);
+        let scales = super::scales(&mut random, &key, &value, heads);
+        (case.config.kv_heads, case.config.scales) = (heads, Some(scales));
+        (case.group, case.params.sink_logits) = (group, None);
+        // The last one leaves most of its last block empty.
+        (case.old, case.counts) = (vec![0, 70, 200], vec![new, new, new - 11]);
+        case.ahead = [0, 2][seed as usize % 2];
+        case.run(&gpu, &mut random, false, &format!("busy {seed}"));
+    }
+}
+
+/// A sequence alone gets blocks of 64 rows, and the same bits.
+#[test]
+fn results_do_not_depend_on_the_rows_of_a_block() {
+    let gpu = Gpu::new();
+    let (heads, group, new) = BUSY;
+    for (seed, window) in [None, Some(50), Some(130)].into_iter().enumerate() {
+        for dtype in [Dtype::F16, Dtype::Bf16] {
+            let run = |all: bool| {
+                let mut random = Random::new(7100 + seed as u64);
+                let config = CacheConfig::new(1, heads, 64)
+                    .with_bits(Bits::B4)
+                    .with_window_dtype(dtype)
+                    .with_sliding_window(window)
+                    .with_residual(Some(32))
+                    .with_capacity(3, 640);
+                let mut twins = Twins::new(&gpu, config, 16);
+                let seats: Vec<Seat> = (0..3).map(|_| twins.cpu.open().unwrap()).collect();
+                twins.step(&gpu, &mut random, &seats, &[201, 64, 3], false);
+                let (seats, counts) = if all { (&seats[..], vec![new; 3]) } else { (&seats[..1], vec![new]) };
+                let rows = Step::rows(&counts, 0);
+                // The first sequence's come first, whoever comes behind.
+                let mut tensor = |h: usize| {
+                    let mut random = Random::new(random.below(1 << 30) as u64);
+                    Strided::new(dtype, contiguous([rows, h, 64]), &random.normals(rows * h * 64))
+                };
+                let (q, k, v) = (tensor(heads * group), tensor(heads), tensor(heads));
+                let out = (Dtype::F32, contiguous([rows, heads * group, 64]), rows * heads * group * 64);
+                let (max_query_len, ahead) = (new, 0);
+                let hide_pages = false;
+                let step =
+                    Step { seats, counts: &counts, pad: 0, q, k, v, out, max_query_len, hide_pages, ahead };
+                step.cpu(&mut twins, &Params::default());
+                let (out, lse) = step.device(&gpu, &mut twins, &Params::default());
+                let bits: Vec<u64> = out.rows(0, new).iter().map(|x| x.to_bits()).collect();
+                (bits, lse[..new * heads * group].iter().map(|x| x.to_bits()).collect::<Vec<_>>())
+            };
+            let (busy, alone) = (run(true), run(false));
+            assert!(busy == alone, "window {window:?}, {dtype:?}");
+        }
     }
 }

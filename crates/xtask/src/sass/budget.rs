@@ -112,7 +112,7 @@ pub const ROWS: [Row; 9] = [
 ];
 
 /// Instructions of prefill's main loop for each product of the tensor cores, at most, and what peers' take: with exact rows of f16,
-/// and with int4 pages, which are decoded in the same loop.
+/// and with int4 pages, which are decoded in the same loop. In blocks of eight warps, which launches have that fill a device.
 pub const PREFILL: [(f64, &str); 2] =
     [(5.5, "FlashInfer f16 5.1"), (6.5, "FlashInfer e4m3 19.7 on sm_80, 11.5 on sm_90")];
 
@@ -121,15 +121,10 @@ pub const PREFILL_KERNEL: &str = "qkv_prefill_128_128";
 
 /// What is over its goal today, and by how much at most: it may become better, not worse, until somebody brings it down. `cargo xtask
 /// sass` fails for all of it.
-pub const KNOWN: [(&str, f64); 12] = [
+pub const KNOWN: [(&str, f64); 8] = [
     ("sm_80, 2-bit default: K int2-c32, V int2-t32, f16", 1.844),
     // A code of NaN stays one, which costs two instructions of six for two elements.
     ("sm_80, e4m3, f16", 3.621),
-    ("sm_80, qkv_prefill_128_128, f16 rows", 6.70),
-    // 0.13 of it ask whether the page lies decoded.
-    ("sm_80, qkv_prefill_128_128, int4 pages", 10.05),
-    ("sm_90, qkv_prefill_128_128, f16 rows", 7.05),
-    ("sm_90, qkv_prefill_128_128, int4 pages", 10.47),
     ("sm_80, qkv_attend_any_192_128", 176.0),
     ("sm_90, qkv_attend_any_192_128", 181.0),
     ("sm_80, qkv_attend_any_256", 208.0),

@@ -117,6 +117,9 @@ pub struct Prefill {
     pub local: usize,
 }
 
+/// Warps of a block of prefill that has enough to do; smaller launches have half of them.
+const PREFILL_WARPS: usize = 8;
+
 /// Tiles that prefill's loop is measured with: exact rows of f16, and pages of 4-bit codes.
 pub const PREFILL_TILES: [&str; 2] = ["f16 rows", "int4 pages"];
 
@@ -161,8 +164,8 @@ pub fn prefill(kernel: &Compiled) -> Result<Prefill> {
         }
     }
     // Warps have 16 queries each, and half of the values' channels where these are many.
-    let warps = if value > 128 { 8 } else { 4 };
-    let expected = TILE / 8 * key.div_ceil(16) + value * 4 / warps / 8 * TILE / 16;
+    let summed = if value > 128 { value / 2 } else { value };
+    let expected = TILE / 8 * key.div_ceil(16) + summed / 8 * TILE / 16;
     let turn = |pages: bool| -> Result<(Way, usize)> {
         let mut l = main.clone();
         let transposes = |b: usize| count(b, &|i| i.base() == "LDSM" && i.opcode.contains("MT88")) > 0;
@@ -171,7 +174,7 @@ pub fn prefill(kernel: &Compiled) -> Result<Prefill> {
         });
         // Copies of rows; masks of 4-bit codes. Each decoded word is stored by two instructions of 4 bytes.
         let stages = |i: &Instruction| match pages {
-            true => i.base() == "LOP3" && i.operands.iter().any(|o| o == "0xf0f0f0f"),
+            true => i.base() == "LOP3" && i.operands.iter().any(|o| o == "0xf000f"),
             false => i.base() == "LDGSTS",
         };
         let bytes = if pages { 8 } else { 16 };
@@ -183,7 +186,7 @@ pub fn prefill(kernel: &Compiled) -> Result<Prefill> {
                 f.name
             );
         }
-        let staged = 32 * warps * bytes * way.code.iter().filter(|i| stages(&f.code[**i])).count();
+        let staged = 32 * PREFILL_WARPS * bytes * way.code.iter().filter(|i| stages(&f.code[**i])).count();
         if staged == 0 {
             bail!("{}: nothing stages {}", f.name, PREFILL_TILES[usize::from(pages)]);
         }
