@@ -86,6 +86,14 @@ __device__ __forceinline__ void copy_async(uint32_t to, const void* from, bool l
 
 __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Bytes of x by the digits of the selector; from 8 on eight copies of the sign of byte digit - 8, which `__byte_perm` does not know.
+template <uint32_t Selector>
+__device__ __forceinline__ uint32_t permute(uint32_t x) {
+  uint32_t d;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(d) : "r"(x), "n"(Selector));
+  return d;
+}
+
 // x & Mask | bits in one instruction: left to itself, ptxas takes two where both are constants.
 template <uint32_t Mask>
 __device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t bits) {

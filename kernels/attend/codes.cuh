@@ -15,6 +15,18 @@ __device__ __forceinline__ uint32_t shifted_e4m3(uint32_t x) {
 }
 #endif
 
+#if __CUDA_ARCH__ < 890
+// Two neighbouring E4M3 bytes of a word as f16 too large by 144: 448 becomes a number below f16's largest, and NaN, whose bits would
+// be 480, infinity, which the sums turn back to NaN. So nothing has to look for NaN.
+template <int First>
+__device__ __forceinline__ uint32_t large_e4m3(uint32_t word) {
+  // Sign extended, shifted by 7: exponent and mantissa lie where f16 has them, the sign in bit 15, and some bits to clear.
+  const uint32_t wide = permute<First == 0 ? 0x9180 : 0xb3a2>(word);
+  // Too small by 2^8; the product is exact, since both have four significant bits.
+  return mul_half2(wide << 7 & 0xbf80bf80, 0x78807880);
+}
+#endif
+
 // Two E4M3 bytes as f16.
 __device__ __forceinline__ uint32_t e4m3_to_half2(uint16_t bytes) {
 #if __CUDA_ARCH__ >= 890
@@ -70,8 +82,8 @@ struct Slice {
 #if __CUDA_ARCH__ >= 890
           cvt_f16x4_e4m3x4(w, a[h], a[2 + h]);
 #else
-          a[h] = shifted_e4m3(__byte_perm(w, 0, 0x1404));
-          a[2 + h] = shifted_e4m3(__byte_perm(w, 0, 0x3424));
+          a[h] = large_e4m3<0>(w);
+          a[2 + h] = large_e4m3<2>(w);
 #endif
         }
       }

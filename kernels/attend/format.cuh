@@ -17,19 +17,24 @@ struct Coding {
   static constexpr int kTiles = Bits == 2 ? 2 : Bits == 1 || Bits == 3 ? 4 : 1;
   static constexpr int kWords = Bits == 16 ? 4 : Bits == 8 ? 2 : Bits == 3 ? 3 : 1;
 
-  // Codes enter the tensor cores as f16 numbers that are too small by this power of two.
+  // What one of the f16 numbers is that enter the tensor cores: codes are subnormal ones.
 #if __CUDA_ARCH__ >= 890
-  static constexpr int kScale = kAffine ? 24 : 0;
+  static constexpr bool kLargeE4m3 = false;
 #else
-  static constexpr int kScale = kAffine ? 24 : Kind == QKV_KIND_E4M3 ? 8 : 0;
+  static constexpr bool kLargeE4m3 = Kind == QKV_KIND_E4M3;
 #endif
+  static constexpr float kUnit = kAffine ? 16777216.0f : kLargeE4m3 ? 1.0f / 144 : 1.0f;
 
-  // And too large by 2^position, in rows 8h .. 8h + 7 of tile mt: where the field lies in its byte.
+  // And they are too large by 2^position, in rows 8h .. 8h + 7 of tile mt: where the field lies in its byte.
   __host__ __device__ static constexpr int position(int mt, int h) {
     int f = 2 * (mt % kTiles) + h;
     if (Bits == 3) return f < 6 ? 3 * (f % 2) : 5;
     return kAffine && Bits < 8 ? Bits * f : 0;
   }
+
+  // A sum of such numbers, in rows of tile mt, as it is. The infinity that stands for NaN becomes NaN.
+  static __device__ __forceinline__ float unit(int mt, int h) { return kAffine ? power_of_two(24 - position(mt, h)) : kUnit; }
+  static __device__ __forceinline__ float scaled(float sum, float factor) { return kLargeE4m3 ? fmaf(sum, 0.0f, sum * factor) : sum * factor; }
 };
 
 // How a token's channels are grouped.

@@ -146,7 +146,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
           mma_f16_k8(step, w[2 * mt], w[2 * mt + 1], step_operand(lane));
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            float factor = step[2 * h] * power_of_two(F::kScale - F::position(mt, h));
+            float factor = step[2 * h] * F::unit(mt, h);
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
@@ -162,7 +162,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
     if constexpr (!kPerToken) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float scale = power_of_two(F::kScale - F::position(mt, h));
+        float scale = F::unit(mt, h);
         if constexpr (F::kChannel) scale *= fold.inverse;
         if constexpr (F::kFp8) {
           if (token_scale) scale *= from_bits(pair[0].bits[2 * mt + h]);
@@ -172,7 +172,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
 #pragma unroll
           for (int j = 0; j < 2; j++) {
             float& out = s[2 * mt + h][2 * nt + j];
-            out = F::kChannel ? fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]) : sum[nt][2 * h + j] * scale;
+            out = F::kChannel ? fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]) : F::scaled(sum[nt][2 * h + j], scale);
           }
         }
       }

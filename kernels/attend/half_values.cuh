@@ -249,7 +249,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           uint32_t pair_bits = h ? pairs_of.y : pairs_of.x;
-          float step = half_to_float((uint16_t)pair_bits) * power_of_two(F::kScale - F::position(m, h));
+          float step = half_to_float((uint16_t)pair_bits) * F::unit(m, h);
           float min = half_to_float((uint16_t)(pair_bits >> 16));
 #pragma unroll
           for (int nt = 0; nt < NT; nt++) {
@@ -317,8 +317,8 @@ __device__ __forceinline__ void half_finish_pages(const QkvAttend& p, uint32_t h
     for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        float factor = F::kChannel ? 1.0f : power_of_two(F::kScale - F::position(m, i / 2));
-        w.o[m][nt][i] = fmaf(w.o[m][nt][i] * factor, scale, zero[2 * nt + i % 2]);
+        float factor = F::kChannel ? 1.0f : F::unit(m, i / 2);
+        w.o[m][nt][i] = fmaf(F::scaled(w.o[m][nt][i], factor), scale, zero[2 * nt + i % 2]);
       }
     }
   }
