@@ -45,20 +45,11 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
                                               Folded<D, NT>& out) {
   constexpr int kSteps = Dims<D>::kSteps;
   uint32_t step[2 * kSteps], mins[2 * kSteps], most = 0;
-  load_channels<D>(steps, step);
+  // Two tiles of columns leave no registers for both at a time.
+  constexpr bool kTogether = NT == 1;
+  if constexpr (kTogether) load_channels<D>(steps, step);
   load_channels<D>(steps + 2 * D, mins);
-#pragma unroll
-  for (int i = 0; i < 2 * kSteps; i++) most = max_half2(most, step[i]);
-  float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
-  out.choose(largest);
-  // Large steps are rare.
-  if (__any_sync(kAllLanes, out.scale != 1.0f)) {
-    const uint32_t factor = out.factor();
-#pragma unroll
-    for (int i = 0; i < 2 * kSteps; i++) step[i] = mul_half2(step[i], factor);
-  }
-#pragma unroll
-  for (int nt = 0; nt < NT; nt++) {
+  auto zeros = [&](int nt) {
     // A lane's mins are operand A as they are loaded: rows 0 - 7 of the products with the lower channels' queries are right, and
     // rows 8 - 15 of those with the upper ones'.
     float low[4] = {}, high[4] = {};
@@ -67,11 +58,34 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
       uint2 b = q.page[nt][kb][lane];
       mma_f16_k8(low, mins[2 * kb], mins[2 * kb + 1], b.x);
       mma_f16_k8(high, mins[2 * kb], mins[2 * kb + 1], b.y);
-      out.q[nt][kb][0] = mul_half2(b.x, step[2 * kb]);
-      out.q[nt][kb][1] = mul_half2(b.y, step[2 * kb + 1]);
     }
     out.zero[2 * nt] = (low[0] + high[2]) * (1 / kChannelScale);
     out.zero[2 * nt + 1] = (low[1] + high[3]) * (1 / kChannelScale);
+  };
+  if constexpr (!kTogether) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) zeros(nt);
+    load_channels<D>(after(steps, bits_of(out.zero[2 * NT - 1])), step);
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kSteps; i++) most = max_half2(most, step[i]);
+  float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
+  // Large steps are rare, now and before.
+  if (__any_sync(kAllLanes, largest * out.scale > 2.0f || out.scale != 1.0f)) {
+    out.choose(largest);
+    const uint32_t factor = out.factor();
+#pragma unroll
+    for (int i = 0; i < 2 * kSteps; i++) step[i] = mul_half2(step[i], factor);
+  }
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+    if constexpr (kTogether) zeros(nt);
+#pragma unroll
+    for (int kb = 0; kb < kSteps; kb++) {
+      uint2 b = q.page[nt][kb][lane];
+      out.q[nt][kb][0] = mul_half2(b.x, step[2 * kb]);
+      out.q[nt][kb][1] = mul_half2(b.y, step[2 * kb + 1]);
+    }
   }
 }
 

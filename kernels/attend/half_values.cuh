@@ -13,14 +13,14 @@ namespace qkv {
 template <int D, int NT, int Zeros>
 struct HalfState {
   static constexpr int kColumns = 2 * NT, kZeros = Zeros;
-  // Two tiles of columns leave no register for what can be made anew.
-  static constexpr bool kKeepOperand = NT == 1;
+  // Two tiles of columns leave no registers for what can be made anew, nor do the sums of many pairs.
+  static constexpr bool kKeepOperand = NT == 1 && Zeros < 4, kKeepStep = NT == 1;
   float reference[kColumns], sum[kColumns];
   float o[D / 16][NT][4];
   // Weighted mins of a pair's channels, this lane's tokens only.
   float zero[kZeros > 0 ? kZeros : 1][kColumns];
-  // How far a score may be above the reference, 15 + L; and 2^-L.
-  float limit, most_step;
+  // How far a score may be above the reference, 15 + L; and 2^-L, where it is kept.
+  float limit, kept_step;
   // `min_step_operand`, where it is kept.
   uint32_t kept;
 
@@ -30,7 +30,7 @@ struct HalfState {
 
   __device__ __forceinline__ void clear(uint32_t lane) {
     if constexpr (kKeepOperand) kept = keep(min_step_operand(lane));
-    limit = kLimitAbove, most_step = 1;
+    limit = kLimitAbove, kept_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       reference[j] = kNoReference;
@@ -47,10 +47,12 @@ struct HalfState {
 
   __device__ __forceinline__ uint32_t operand(uint32_t lane) const { return kKeepOperand ? kept : min_step_operand(lane); }
 
+  __device__ __forceinline__ float most_step() const { return kKeepStep ? kept_step : exp2_fast(kLimitAbove - limit); }
+
   // Before pages: steps are taken for as small as that. Nothing has been summed.
   __device__ __forceinline__ void lift(int most) {
     limit = kLimitAbove + (float)most;
-    most_step = power_of_two(-most);
+    kept_step = power_of_two(-most);
   }
 
   // Changes the lift.
@@ -67,7 +69,7 @@ struct HalfState {
   // Makes room for a step.
   __device__ __forceinline__ void fit(float step) {
     const int e = (int)(bits_of(step) >> 23);
-    most_step = from_bits((uint32_t)(e + 1) << 23);
+    kept_step = from_bits((uint32_t)(e + 1) << 23);
     set_limit(kLimitAbove + (float)(126 - e));
   }
 
@@ -102,7 +104,7 @@ struct HalfState {
 template <int D, int NT, int Zeros>
 __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool scaled, float largest, float (&s)[8][2 * NT],
                                            HalfState<D, NT, Zeros>& w) {
-  const bool grow = scaled && largest > w.most_step;
+  const bool grow = scaled && largest > w.most_step();
   bool move = grow;
   float most[2 * NT];
 #pragma unroll

@@ -52,15 +52,15 @@ impl Codes {
 
 #[rustfmt::skip]
 pub(crate) const INSTANCES: &[Instance] = &[
-    Instance { kernel: Kernel::AttendAny64, key_dim: 64, value_dim: 64, columns: 8, formats: None, integer: false, shared: 21_024, resident: 2 },
+    Instance { kernel: Kernel::AttendAny64, key_dim: 64, value_dim: 64, columns: 8, formats: None, integer: false, shared: 21_024, resident: 3 },
     Instance { kernel: Kernel::AttendAnyWide64, key_dim: 64, value_dim: 64, columns: 16, formats: None, integer: false, shared: 25_536, resident: 2 },
-    Instance { kernel: Kernel::AttendAny80, key_dim: 80, value_dim: 80, columns: 8, formats: None, integer: false, shared: 22_688, resident: 2 },
-    Instance { kernel: Kernel::AttendAny96, key_dim: 96, value_dim: 96, columns: 8, formats: None, integer: false, shared: 23_200, resident: 2 },
-    Instance { kernel: Kernel::AttendAny112, key_dim: 112, value_dim: 112, columns: 8, formats: None, integer: false, shared: 24_864, resident: 2 },
-    Instance { kernel: Kernel::AttendAny128, key_dim: 128, value_dim: 128, columns: 8, formats: None, integer: false, shared: 25_376, resident: 2 },
+    Instance { kernel: Kernel::AttendAny80, key_dim: 80, value_dim: 80, columns: 8, formats: None, integer: false, shared: 22_688, resident: 3 },
+    Instance { kernel: Kernel::AttendAny96, key_dim: 96, value_dim: 96, columns: 8, formats: None, integer: false, shared: 23_200, resident: 3 },
+    Instance { kernel: Kernel::AttendAny112, key_dim: 112, value_dim: 112, columns: 8, formats: None, integer: false, shared: 24_864, resident: 3 },
+    Instance { kernel: Kernel::AttendAny128, key_dim: 128, value_dim: 128, columns: 8, formats: None, integer: false, shared: 25_376, resident: 3 },
     Instance { kernel: Kernel::AttendAnyWide128, key_dim: 128, value_dim: 128, columns: 16, formats: None, integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendAny256, key_dim: 256, value_dim: 256, columns: 8, formats: None, integer: false, shared: 34_080, resident: 2 },
-    Instance { kernel: Kernel::AttendAny192128, key_dim: 192, value_dim: 128, columns: 8, formats: None, integer: false, shared: 29_728, resident: 2 },
+    Instance { kernel: Kernel::AttendAny192128, key_dim: 192, value_dim: 128, columns: 8, formats: None, integer: false, shared: 29_728, resident: 3 },
     Instance { kernel: Kernel::AttendF16Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 21_024, resident: 3 },
     Instance { kernel: Kernel::AttendF16Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 25_376, resident: 3 },
     Instance { kernel: Kernel::AttendF16Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 34_240, resident: 2 },
@@ -80,7 +80,7 @@ pub(crate) const INSTANCES: &[Instance] = &[
     Instance { kernel: Kernel::AttendDefault2Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 22_736, resident: 4 },
     Instance { kernel: Kernel::AttendDefault2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 28_880, resident: 3 },
     Instance { kernel: Kernel::AttendDefault2Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 21_024, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 25_376, resident: 2 },
+    Instance { kernel: Kernel::AttendDefault2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 25_376, resident: 3 },
     Instance { kernel: Kernel::AttendDefault2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 34_240, resident: 2 },
     Instance { kernel: Kernel::AttendToken4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: true, shared: 20_176, resident: 4 },
     Instance { kernel: Kernel::AttendToken4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 25_376, resident: 3 },
@@ -92,8 +92,13 @@ pub(crate) const INSTANCES: &[Instance] = &[
 
 /// Kernels whose code for compute capability 10 and later takes more registers: a multiprocessor holds one block fewer
 /// (`QKV_FEWER` in their `.cu` files).
-const FEWER_ON_BLACKWELL: [Kernel; 3] =
-    [Kernel::AttendInt8Integer128, Kernel::AttendDefault2Integer128, Kernel::AttendE4m3Half128];
+const FEWER_ON_BLACKWELL: [Kernel; 5] = [
+    Kernel::AttendInt8Integer128,
+    Kernel::AttendDefault2Integer128,
+    Kernel::AttendE4m3Half128,
+    Kernel::AttendDefault2Half128,
+    Kernel::AttendDefault4Half128,
+];
 
 impl Instance {
     /// Blocks of its launch: as many as the device holds at a time.

@@ -121,16 +121,11 @@ pub const PREFILL_KERNEL: &str = "qkv_prefill_128_128";
 
 /// What is over its goal today, and by how much at most: it may become better, not worse, until somebody brings it down. `cargo xtask
 /// sass` fails for all of it.
-pub const KNOWN: [(&str, f64); 8] = [
-    ("sm_80, 2-bit default: K int2-c32, V int2-t32, f16", 1.844),
+pub const KNOWN: [(&str, f64); 3] = [
     // A code of NaN stays one, which costs one instruction of four for two elements.
     ("sm_80, e4m3, f16", 2.663),
-    ("sm_80, qkv_attend_any_192_128", 176.0),
-    ("sm_90, qkv_attend_any_192_128", 181.0),
     ("sm_80, qkv_attend_any_256", 208.0),
     ("sm_90, qkv_attend_any_256", 207.0),
-    ("sm_80, qkv_attend_default2_half_128", 182.0),
-    ("sm_90, qkv_attend_default2_half_128", 186.0),
 ];
 
 /// Whether a line of what is over the budget, `WHAT: COST, at most GOAL`, is known.
