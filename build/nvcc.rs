@@ -15,9 +15,13 @@ const OLDEST: (u32, u32) = (12, 4);
 /// Machine code is made for these where nobody asks for others, as far as the toolkit knows them.
 const ARCHITECTURES: [u32; 6] = [80, 86, 89, 90, 100, 120];
 
-/// PTX is added for the lowest architecture, and for this one where it is listed: its instructions for FP8 and for clusters have no
-/// older form. It serves cards that are newer than the toolkit; between 8.9 and 9.0 there is none, so 8.9 needs no PTX beside its code.
-const PTX_TOO: u32 = 90;
+/// PTX is added for the lowest architecture: it serves cards that are newer than the toolkit. Where this one is listed, files that
+/// convert FP8 have its PTX too, since its instructions for that have no older form; the PTX of all others would be the same again.
+const FP8_PTX: u32 = 90;
+
+/// Files that convert FP8, and what the names of others begin with.
+const CONVERT_FP8: [&str; 4] = ["append", "attend_e4m3", "fp8", "pages"];
+const CONVERT_ANY: &str = "attend_any_";
 
 const VARIABLES: [&str; 10] = [
     "NVCC",
@@ -75,6 +79,8 @@ fn sweep(out: &Path, sources: &[PathBuf]) -> Result<()> {
 struct Compiler {
     nvcc: PathBuf,
     flags: Vec<String>,
+    /// Of files that convert FP8.
+    fp8_flag: Option<String>,
     environment: Vec<(OsString, OsString)>,
     key: DefaultHasher,
     /// Where images are kept for other profiles and feature sets, which have output folders of their own.
@@ -107,7 +113,8 @@ impl Compiler {
         if version >= (12, 9) {
             flags.push("--compress-mode=size".into());
         }
-        flags.extend(architecture_flags(&nvcc)?);
+        let (architectures, fp8_flag) = architecture_flags(&nvcc)?;
+        flags.extend(architectures);
         flags.extend(env::var("NVCC_FLAGS").unwrap_or_default().split_whitespace().map(String::from));
         let host = host_compiler()?;
         flags.push(format!("-ccbin={}", host.program.display()));
@@ -116,12 +123,12 @@ impl Compiler {
             flags.push("-Xcompiler=/Zc:preprocessor".into());
         }
         let mut key = DefaultHasher::new();
-        (version, &flags).hash(&mut key);
+        (version, &flags, &fp8_flag).hash(&mut key);
         let cache = env::var_os("QKV_KERNEL_CACHE").filter(|c| !c.is_empty()).map(PathBuf::from);
         if let Some(folder) = &cache {
             fs::create_dir_all(folder).map_err(|e| format!("QKV_KERNEL_CACHE={}: {e}", folder.display()))?;
         }
-        Ok(Self { nvcc, flags, environment: host.environment, key, cache })
+        Ok(Self { nvcc, flags, fp8_flag, environment: host.environment, key, cache })
     }
 
     /// Compiles what has changed, on as many cores as cargo allows.
@@ -165,7 +172,14 @@ impl Compiler {
             }
         }
         let mut command = Command::new(&self.nvcc);
-        command.args(&self.flags).arg(source).arg("-o").arg(&image);
+        let name = stem(source);
+        let converts = CONVERT_FP8.contains(&name.as_str()) || name.starts_with(CONVERT_ANY);
+        command
+            .args(&self.flags)
+            .args(self.fp8_flag.iter().filter(|_| converts))
+            .arg(source)
+            .arg("-o")
+            .arg(&image);
         command.envs(self.environment.iter().map(|(k, v)| (k, v)));
         command.stdin(Stdio::null());
         let output = command.output().map_err(|e| format!("{} does not start: {e}", self.nvcc.display()))?;
@@ -295,7 +309,7 @@ fn version(nvcc: &Path) -> Result<(u32, u32)> {
     })
 }
 
-fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
+fn architecture_flags(nvcc: &Path) -> Result<(Vec<String>, Option<String>)> {
     let listed = ask(nvcc, "--list-gpu-arch")?;
     let known: Vec<u32> =
         listed.split_whitespace().filter_map(|a| a.strip_prefix("compute_")?.parse().ok()).collect();
@@ -337,8 +351,9 @@ fn architecture_flags(nvcc: &Path) -> Result<Vec<String>> {
         )
     })?;
     let machine = wanted.iter().map(|a| format!("-gencode=arch=compute_{a},code=sm_{a}"));
-    let ptx = wanted.iter().filter(|a| **a == lowest || **a == PTX_TOO);
-    Ok(machine.chain(ptx.map(|a| format!("-gencode=arch=compute_{a},code=compute_{a}"))).collect())
+    let ptx = |a| format!("-gencode=arch=compute_{a},code=compute_{a}");
+    let fp8 = (lowest < FP8_PTX && wanted.contains(&FP8_PTX)).then(|| ptx(FP8_PTX));
+    Ok((machine.chain([ptx(lowest)]).collect(), fp8))
 }
 
 fn ask(nvcc: &Path, question: &str) -> Result<String> {

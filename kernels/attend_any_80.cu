@@ -2,3 +2,4 @@
 #include "attend/instance.cuh"
 
 QKV_ATTEND(qkv_attend_any_80, 3, 22688, qkv::Any<80, 80>)
+QKV_ATTEND(qkv_attend_any_wide_80, 2, 28864, qkv::Any<80, 80, 2>)

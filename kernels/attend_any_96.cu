@@ -2,3 +2,4 @@
 #include "attend/instance.cuh"
 
 QKV_ATTEND(qkv_attend_any_96, 3, 23200, qkv::Any<96, 96>)
+QKV_ATTEND(qkv_attend_any_wide_96, 2, 29888, qkv::Any<96, 96, 2>)

@@ -3,4 +3,5 @@
 
 QKV_ATTEND(qkv_attend_f16_half_64, 3, 21024, qkv::Half<qkv::HalfFloat, qkv::HalfFloat, 64>)
 QKV_ATTEND(qkv_attend_f16_half_128, 3, 25376, qkv::Half<qkv::HalfFloat, qkv::HalfFloat, 128>)
+QKV_ATTEND(qkv_attend_f16_wide_64, 3, 25536, qkv::Half<qkv::HalfFloat, qkv::HalfFloat, 64, 2>)
 QKV_ATTEND(qkv_attend_f16_wide_128, 2, 34240, qkv::Half<qkv::HalfFloat, qkv::HalfFloat, 128, 2>)

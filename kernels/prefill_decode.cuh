@@ -39,7 +39,8 @@ __device__ __forceinline__ Staged staged_operand(const QkvPrefill& p, int op, ui
                                                  float* scratch, uint32_t scratch_stride) {
   const uint32_t group = p.format[op].group;
   const float scale = p.scales[op] ? __ldg((const float*)p.scales[op] + head) : 1.0f;
-  return {p.format[op], p.at[op], tile, address, kRowBytes<D>, scratch, scratch_stride, 0, scale, group & (group - 1) ? 31 : 31 - __clz(group | 1), 1.0f};
+  const uint32_t shift = group & (group - 1) ? 31u : 31u - __clz(group | 1);
+  return {p.format[op], p.at[op], tile, address, kRowBytes<D>, scratch, scratch_stride, 0, scale, shift, 1.0f};
 }
 
 // Decodes the pages that `decoded` has room for. A block takes a page at a time.

@@ -64,7 +64,11 @@ kernels! {
     /// Attention: see `launch/instances.rs`.
     AttendAny80 = "attend_any_80"::"qkv_attend_any_80",
     /// Attention: see `launch/instances.rs`.
+    AttendAnyWide80 = "attend_any_80"::"qkv_attend_any_wide_80",
+    /// Attention: see `launch/instances.rs`.
     AttendAny96 = "attend_any_96"::"qkv_attend_any_96",
+    /// Attention: see `launch/instances.rs`.
+    AttendAnyWide96 = "attend_any_96"::"qkv_attend_any_wide_96",
     /// Attention: see `launch/instances.rs`.
     AttendAny112 = "attend_any_112"::"qkv_attend_any_112",
     /// Attention: see `launch/instances.rs`.
@@ -78,11 +82,15 @@ kernels! {
     /// Attention: see `launch/instances.rs`.
     AttendF16Half64 = "attend_f16"::"qkv_attend_f16_half_64",
     /// Attention: see `launch/instances.rs`.
+    AttendF16Wide64 = "attend_f16"::"qkv_attend_f16_wide_64",
+    /// Attention: see `launch/instances.rs`.
     AttendF16Half128 = "attend_f16"::"qkv_attend_f16_half_128",
     /// Attention: see `launch/instances.rs`.
     AttendF16Wide128 = "attend_f16"::"qkv_attend_f16_wide_128",
     /// Attention: see `launch/instances.rs`.
     AttendE4m3Half64 = "attend_e4m3"::"qkv_attend_e4m3_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendE4m3Wide64 = "attend_e4m3"::"qkv_attend_e4m3_wide_64",
     /// Attention: see `launch/instances.rs`.
     AttendE4m3Half128 = "attend_e4m3"::"qkv_attend_e4m3_half_128",
     /// Attention: see `launch/instances.rs`.
@@ -94,6 +102,8 @@ kernels! {
     /// Attention: see `launch/instances.rs`.
     AttendInt8Half64 = "attend_int8"::"qkv_attend_int8_half_64",
     /// Attention: see `launch/instances.rs`.
+    AttendInt8Wide64 = "attend_int8"::"qkv_attend_int8_wide_64",
+    /// Attention: see `launch/instances.rs`.
     AttendInt8Half128 = "attend_int8"::"qkv_attend_int8_half_128",
     /// Attention: see `launch/instances.rs`.
     AttendInt8Wide128 = "attend_int8"::"qkv_attend_int8_wide_128",
@@ -103,6 +113,8 @@ kernels! {
     AttendDefault4Integer128 = "attend_default4"::"qkv_attend_default4_integer_128",
     /// Attention: see `launch/instances.rs`.
     AttendDefault4Half64 = "attend_default4"::"qkv_attend_default4_half_64",
+    /// Attention: see `launch/instances.rs`.
+    AttendDefault4Wide64 = "attend_default4"::"qkv_attend_default4_wide_64",
     /// Attention: see `launch/instances.rs`.
     AttendDefault4Half128 = "attend_default4"::"qkv_attend_default4_half_128",
     /// Attention: see `launch/instances.rs`.
@@ -114,6 +126,8 @@ kernels! {
     /// Attention: see `launch/instances.rs`.
     AttendDefault2Half64 = "attend_default2"::"qkv_attend_default2_half_64",
     /// Attention: see `launch/instances.rs`.
+    AttendDefault2Wide64 = "attend_default2"::"qkv_attend_default2_wide_64",
+    /// Attention: see `launch/instances.rs`.
     AttendDefault2Half128 = "attend_default2"::"qkv_attend_default2_half_128",
     /// Attention: see `launch/instances.rs`.
     AttendDefault2Wide128 = "attend_default2"::"qkv_attend_default2_wide_128",
@@ -122,13 +136,19 @@ kernels! {
     /// Attention: see `launch/instances.rs`.
     AttendToken4Half128 = "attend_token"::"qkv_attend_token4_half_128",
     /// Attention: see `launch/instances.rs`.
+    AttendToken4Wide128 = "attend_token"::"qkv_attend_token4_wide_128",
+    /// Attention: see `launch/instances.rs`.
     AttendToken2Integer128 = "attend_token"::"qkv_attend_token2_integer_128",
     /// Attention: see `launch/instances.rs`.
     AttendToken2Half128 = "attend_token"::"qkv_attend_token2_half_128",
     /// Attention: see `launch/instances.rs`.
+    AttendToken2Wide128 = "attend_token"::"qkv_attend_token2_wide_128",
+    /// Attention: see `launch/instances.rs`.
     AttendToken1Integer128 = "attend_token"::"qkv_attend_token1_integer_128",
     /// Attention: see `launch/instances.rs`.
     AttendToken1Half128 = "attend_token"::"qkv_attend_token1_half_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendToken1Wide128 = "attend_token"::"qkv_attend_token1_wide_128",
     /// Joins the partial results of an attention launch.
     Combine = "combine"::"qkv_combine",
     /// Two attention results made one.

@@ -96,6 +96,10 @@ fn what_does_not_fit_is_refused() {
         Error::Unsupported { what: "window_dtype", .. }
     ));
     assert!(matches!(no(config().with_sinks(99)), Error::Unsupported { what: "sinks", .. }));
+    // What a step could not store is refused before memory is taken for it.
+    let groups = Affine::per_token(Bits::B4, 512);
+    let long = CacheConfig::new(1, 1, 512).with_key(groups).with_value(groups).with_capacity(1, 64);
+    assert!(matches!(no(long), Error::Unsupported { what: "key format", .. }));
     let pool = PagePool::on_device(&gpu.0.device, &config(), 2).unwrap();
     let other = config().with_bits(Bits::B2);
     let r = PagedKvCache::on_device(&gpu.0.device, gpu.0.stream.clone(), other, pool);

@@ -32,7 +32,7 @@ pub struct DemoArgs {
     /// Tokens to generate.
     #[arg(long, default_value_t = 64)]
     tokens: usize,
-    /// Windows of text that quality is measured on (1 to 6; 6 are the README's).
+    /// Windows of text that quality is measured on (1 to 6; 6 are those of docs/quality.md).
     #[arg(long, default_value_t = 2)]
     windows: usize,
     /// Another text to measure on.
@@ -41,9 +41,9 @@ pub struct DemoArgs {
     /// Print one JSON object on stdout instead of tables.
     #[arg(long)]
     json: bool,
-    /// Also write the tables into README.md, between its markers, and the chart to docs/quality.svg.
+    /// Also write the tables into docs/quality.md, between its markers, and the chart beside it.
     #[arg(long)]
-    readme: bool,
+    docs: bool,
     /// Without the recommended widths at R = 0 and no sinks.
     #[arg(long)]
     short: bool,
@@ -233,12 +233,11 @@ fn write(report: &Report, args: &DemoArgs) -> Result<()> {
     std::fs::create_dir_all(&dir)?;
     std::fs::write(dir.join("demo.md"), format!("{markdown}\n![bytes against KL](quality.svg)\n"))?;
     std::fs::write(dir.join("quality.svg"), &chart)?;
-    if args.readme {
-        let root = file::root();
-        std::fs::create_dir_all(root.join("docs"))?;
-        std::fs::write(root.join("docs/quality.svg"), &chart)?;
-        let text = format!("![bytes against KL divergence](docs/quality.svg)\n\n{markdown}");
-        between_markers(&root.join("README.md"), &text)?;
+    if args.docs {
+        let docs = file::root().join("docs");
+        std::fs::write(docs.join("quality.svg"), &chart)?;
+        let text = format!("![bytes against KL divergence](quality.svg)\n\n{markdown}");
+        between_markers(&docs.join("quality.md"), &text)?;
     }
     if args.json {
         println!("{}", report.json());

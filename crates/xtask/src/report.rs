@@ -292,7 +292,7 @@ fn row_json(r: &Row) -> Value {
     row
 }
 
-/// What stands before and behind the generated part of a README.
+/// What stands before and behind the generated part of a document.
 pub const MARKERS: [&str; 2] = ["<!-- demo:begin -->", "<!-- demo:end -->"];
 
 /// Puts `text` between the markers of a file.

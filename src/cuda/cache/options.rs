@@ -90,7 +90,8 @@ impl KvCache<Cuda> {
     /// of values: for others [`attend_workspace`](launch::attend_workspace) and `attend` are errors.
     ///
     /// # Errors
-    /// As [`CacheConfig::validate`]; [`Error::Unsupported`] for an f32 window or what the kernels do not store;
+    /// As [`CacheConfig::validate`]; [`Error::Unsupported`] for an f32 window, groups of more than 256 elements and heads whose tile
+    /// does not fit the device's shared memory;
     /// [`Error::Cuda`] if memory or kernels are missing.
     pub fn on_device(device: &Device, stream: impl Into<CacheStream>, config: CacheConfig) -> Result<Self> {
         Self::on_backend(CudaOptions::new(device, stream), config)
@@ -176,6 +177,7 @@ impl Cuda {
                 why: "exact rows on the GPU are F16 or BF16; use with_window_dtype".into(),
             });
         }
+        c.layers.iter().try_for_each(|l| launch::append_memory(&options.device, c, l).map(drop))?;
         check::count("rows of a step", options.rows)?;
         pool.memory().check(&options.device)?;
         let queue = Queue::new(&options.device, options.stream.clone())?;

@@ -82,6 +82,42 @@ fn shared_bytes(l: &LayerConfig, at: [&OperandLayout; 2], rows: usize) -> (usize
     (k.0.max(v.0), k.1.max(v.1), k.2.max(v.2))
 }
 
+/// Shared memory of a block as [`shared_bytes`], of a layer that the kernel takes on this device.
+///
+/// # Errors
+/// [`Error::Unsupported`] for groups of more than [`MAX_GROUP`] elements and for heads whose tile does not fit.
+pub(crate) fn append_memory(
+    device: &Device,
+    c: &CacheConfig,
+    l: &LayerConfig,
+) -> Result<(usize, usize, usize)> {
+    for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
+        if let Some(a) = f.as_affine().filter(|a| a.group > MAX_GROUP) {
+            return Err(Error::Unsupported {
+                what,
+                got: format!("groups of {} elements", a.group),
+                why: format!("groups on the GPU have at most {MAX_GROUP} elements; use smaller ones"),
+            });
+        }
+    }
+    let pages = c.page_layout(l);
+    let rows = if c.residual.is_none() { DIRECT_ROWS } else { TILE };
+    let parts = shared_bytes(l, [&pages.key, &pages.value], rows);
+    let shared = parts.0 + parts.1 + parts.2;
+    // A little of the limit is the kernel's own.
+    if shared + 1024 > device.shared_limit() as usize {
+        return Err(Error::Unsupported {
+            what: "head dim",
+            got: format!("{} and {}", c.key_dim, c.value_dim),
+            why: format!(
+                "a tile takes {shared} bytes of shared memory, the device has {}; use smaller heads",
+                device.shared_limit()
+            ),
+        });
+    }
+    Ok(parts)
+}
+
 /// Element type of exact rows. Direct mode has none.
 pub(super) fn window_dtype(c: &CacheConfig) -> Result<u32> {
     match c.window_dtype {
@@ -298,29 +334,8 @@ pub fn append(
     let (pages, blocks) = (parts.pages, parts.blocks);
     let width = batch.table_width()?;
     check::address("block_tables", batch.block_tables().address(), 4)?;
-    let tile_rows = if direct { DIRECT_ROWS } else { TILE };
-    for (what, f) in [("key format", &l.key), ("value format", &l.value)] {
-        if f.as_affine().is_some_and(|a| a.group > MAX_GROUP) {
-            return Err(Error::Unsupported {
-                what,
-                got: format!("groups of {} channels", f.as_affine().map_or(0, |a| a.group)),
-                why: format!("groups on the GPU have at most {MAX_GROUP} elements; use smaller ones"),
-            });
-        }
-    }
-    let (tile_bytes, code_bytes, pair_bytes) = shared_bytes(l, [&pages.key, &pages.value], tile_rows);
+    let (tile_bytes, code_bytes, pair_bytes) = append_memory(device, c, l)?;
     let shared = tile_bytes + code_bytes + pair_bytes;
-    // A little of the limit is the kernel's own.
-    if shared + 1024 > device.shared_limit() as usize {
-        return Err(Error::Unsupported {
-            what: "head dim",
-            got: format!("{} and {}", c.key_dim, c.value_dim),
-            why: format!(
-                "a tile takes {shared} bytes of shared memory, the device has {}; use smaller heads",
-                device.shared_limit()
-            ),
-        });
-    }
     let p = QkvAppend {
         input: [k.parameters(), v.parameters()],
         format: [parameters::format(&l.key), parameters::format(&l.value)],

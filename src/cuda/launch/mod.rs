@@ -28,6 +28,7 @@ mod prefill;
 mod quantize;
 mod step;
 
+pub(crate) use append::append_memory;
 pub use append::{LayerMemory, append, page_bytes};
 pub use attend::{attend, attend_workspace, attend_workspace_fixed};
 #[doc(hidden)]
