@@ -13,8 +13,8 @@ namespace qkv {
 template <int D, int NT, int Zeros>
 struct HalfState {
   static constexpr int kColumns = 2 * NT, kZeros = Zeros;
-  // Two tiles of columns leave no registers for what can be made anew, nor do the sums of many pairs.
-  static constexpr bool kKeepOperand = NT == 1 && Zeros < 4, kKeepStep = NT == 1;
+  // Two tiles of columns leave no registers for what can be made anew.
+  static constexpr bool kKeepCheap = NT == 1;
   float reference[kColumns], sum[kColumns];
   float o[D / 16][NT][4];
   // Weighted mins of a pair's channels, this lane's tokens only.
@@ -29,7 +29,7 @@ struct HalfState {
   __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
 
   __device__ __forceinline__ void clear(uint32_t lane) {
-    if constexpr (kKeepOperand) kept = keep(min_step_operand(lane));
+    if constexpr (kKeepCheap) kept = keep(min_step_operand(lane));
     limit = kLimitAbove, kept_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
@@ -45,9 +45,9 @@ struct HalfState {
     }
   }
 
-  __device__ __forceinline__ uint32_t operand(uint32_t lane) const { return kKeepOperand ? kept : min_step_operand(lane); }
+  __device__ __forceinline__ uint32_t operand(uint32_t lane) const { return kKeepCheap ? kept : min_step_operand(lane); }
 
-  __device__ __forceinline__ float most_step() const { return kKeepStep ? kept_step : exp2_fast(kLimitAbove - limit); }
+  __device__ __forceinline__ float most_step() const { return kKeepCheap ? kept_step : exp2_fast(kLimitAbove - limit); }
 
   // Before pages: steps are taken for as small as that. Nothing has been summed.
   __device__ __forceinline__ void lift(int most) {
@@ -177,7 +177,9 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
     for (int kb = 0; kb < 4; kb++) {
       float step[2] = {1, 1}, min[2] = {0, 0};
       if constexpr (kPerToken) {
-        pair.values(kb, w.operand(lane), step, min);
+        // The sums of many pairs and the fields of narrow codes leave no register for it.
+        constexpr bool kAnew = Zeros >= 4 && F::kBits < 8;
+        pair.values(kb, kAnew ? min_step_operand(lane) : w.operand(lane), step, min);
       } else if (token_scale) {
         step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
       }
