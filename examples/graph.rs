@@ -2,7 +2,7 @@
 //! `cargo run --release --features cuda --example graph`
 
 use half::f16;
-use qkv::cuda::cudarc::driver::{CudaContext, CudaSlice, sys};
+use qkv::cuda::cudarc::driver::{CudaSlice, sys};
 use qkv::cuda::launch::DeviceAttendParams;
 use qkv::cuda::{Cuda, Device, DeviceTensor, DeviceTensorMut};
 use qkv::{Batch, Bits, CacheConfig, PagePool, PagedKvCache};
@@ -24,8 +24,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("no CUDA driver with a device");
         return Ok(());
     }
-    let stream = CudaContext::new(0)?.new_stream()?;
     let device = Device::new(0)?;
+    let stream = device.context().new_stream()?;
     let config = CacheConfig::new(LAYERS, KV_HEADS, DIM).with_bits(Bits::B4).with_capacity(2, 512);
     let pool = PagePool::on_device(&device, &config, 16)?;
     let mut cache = PagedKvCache::<Cuda>::on_device(&device, stream.clone(), config, pool)?;

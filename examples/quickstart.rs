@@ -55,11 +55,11 @@ fn on_cpu() -> qkv::Result<f32> {
 #[cfg(feature = "cuda")]
 fn on_gpu() -> Result<f32, Box<dyn std::error::Error>> {
     use qkv::cuda::launch::DeviceAttendParams;
-    use qkv::cuda::{Cuda, Device, DeviceTensor, DeviceTensorMut, cudarc::driver::CudaContext};
+    use qkv::cuda::{Cuda, Device, DeviceTensor, DeviceTensorMut};
 
     // The engine's stream; its memory is given as slices here, addresses do as well.
-    let stream = CudaContext::new(0)?.new_stream()?;
     let device = Device::new(0)?;
+    let stream = device.context().new_stream()?;
     let mut cache = KvCache::<Cuda>::on_device(&device, stream.clone(), config())?;
     let mut last = 0.0;
     for (step, rows) in STEPS.into_iter().enumerate() {

@@ -6,7 +6,7 @@
 // warps share them, each with one half of the channels (and both with the scores). All warps stage a tile together: with 128 rows
 // that costs a product half as much. Tiles of closed pages come first, then the exact rows: sinks, window, new tokens (`ExactRows`).
 // Tiles outside what any row sees are skipped, tiles that all rows see wholly take no mask. A row's bits do not depend on the rows
-// beside it: tiles begin at the same tokens for all blocks.
+// beside it: tiles begin at the same tokens for all blocks. (bf16 values so far apart that bits are lost are an exception.)
 //
 // Rotated keys: their pages are scored by the rotated query. Rotated values: sums of pages are rotated back once, before exact rows
 // join. Centred keys: the mean joins the score as q · mean, which costs nothing, being added with the maximum. Queries are

@@ -147,6 +147,25 @@ impl<B: Backend> KvCache<B> {
         self.cache.begin_step(&Batch::new(&self.seats, &self.starts))
     }
 
+    /// Does a layer's work in the step that is open, or in a new one: which is cancelled where the work is refused.
+    fn in_step(
+        &mut self,
+        layer: usize,
+        k: &B::Tensor<'_>,
+        v: &B::Tensor<'_>,
+        starts: Option<&[i32]>,
+        work: impl FnOnce(&mut PagedKvCache<B>) -> Result<()>,
+    ) -> Result<()> {
+        let opens = !self.cache.step().open;
+        self.begin(layer, k, v, starts)?;
+        let done = work(&mut self.cache);
+        if done.is_err() && opens {
+            // The reason of the refusal tells more than a second one would.
+            self.cancel_step().ok();
+        }
+        done
+    }
+
     /// Checks keys and values, then opens the step if none is open: after this the append cannot fail but for a layer
     /// that has appended.
     fn begin(
@@ -166,8 +185,7 @@ impl<B: Backend> KvCache<B> {
     /// # Errors
     /// [`Error::Shape`], [`Error::StepOrder`] for a layer that has appended, [`Error::Capacity`] beyond `max_tokens`.
     pub fn append(&mut self, layer: usize, k: &B::Tensor<'_>, v: &B::Tensor<'_>) -> Result<()> {
-        self.begin(layer, k, v, None)?;
-        self.cache.append(layer, k, v)
+        self.in_step(layer, k, v, None, |cache| cache.append(layer, k, v))
     }
 
     /// The same with `query_start[i]..query_start[i + 1]` as the rows of sequence `i`.
@@ -181,8 +199,7 @@ impl<B: Backend> KvCache<B> {
         k: &B::Tensor<'_>,
         v: &B::Tensor<'_>,
     ) -> Result<()> {
-        self.begin(layer, k, v, Some(query_start))?;
-        self.cache.append(layer, k, v)
+        self.in_step(layer, k, v, Some(query_start), |cache| cache.append(layer, k, v))
     }
 
     /// Attention after this layer's append; see [`PagedKvCache::attend`].
@@ -216,8 +233,7 @@ impl<B: Backend> KvCache<B> {
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.check_prefill(B::describe(k).0[0], q, k, v, params, out, lse.as_ref())?;
-        self.begin(layer, k, v, None)?;
-        self.cache.prefill(layer, q, k, v, params, out, lse)
+        self.in_step(layer, k, v, None, |cache| cache.prefill(layer, q, k, v, params, out, lse))
     }
 
     /// The same with `query_start[i]..query_start[i + 1]` as the rows of sequence `i`.
@@ -237,8 +253,7 @@ impl<B: Backend> KvCache<B> {
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.check_prefill(B::describe(k).0[0], q, k, v, params, out, lse.as_ref())?;
-        self.begin(layer, k, v, Some(query_start))?;
-        self.cache.prefill(layer, q, k, v, params, out, lse)
+        self.in_step(layer, k, v, Some(query_start), |cache| cache.prefill(layer, q, k, v, params, out, lse))
     }
 
     /// Keys and values of a sequence as attention sees them; see [`PagedKvCache::dequantize`].

@@ -166,8 +166,8 @@ pub(crate) fn pool_bytes(config: &CacheConfig, blocks: usize) -> Result<usize> {
     bytes.filter(|_| blocks <= MOST_BLOCKS).ok_or(Error::Capacity {
         what: "blocks",
         needed: blocks,
-        available: isize::MAX as usize / block.max(1),
-        help: "ask for fewer blocks",
+        available: MOST_BLOCKS.min(isize::MAX as usize / block.max(1)),
+        help: "build the cache with fewer sequences or tokens, the pool with fewer blocks",
     })
 }
 

@@ -12,15 +12,15 @@
 //!   allocates, synchronises or reads back, so all can be captured in a graph.
 //!
 //! ```no_run
+//! use qkv::Fp8Kind;
 //! use qkv::cuda::{Device, DeviceTensor, RawStream, launch};
-//! use qkv::{Fp8Kind, cuda::cudarc::driver::CudaContext};
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Memory and stream of the engine, here by cudarc.
-//! let stream = CudaContext::new(0)?.new_stream()?;
+//! // Memory and stream of the engine, here by cudarc. (Its own `CudaContext::new` panics where there is no driver.)
+//! let device = Device::new(0)?;
+//! let stream = device.context().new_stream()?;
 //! let keys = stream.clone_htod(&vec![0.5f32; 7 * 8 * 128])?; // [tokens, heads, dim]
 //! let (mut bytes, mut scales) = (stream.alloc_zeros::<u8>(7 * 8 * 128)?, stream.alloc_zeros::<f32>(7 * 8)?);
 //!
-//! let device = Device::new(0)?;
 //! launch::fp8_encode_fitted(
 //!     &device,
 //!     RawStream::from(&*stream),

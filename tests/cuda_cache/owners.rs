@@ -105,6 +105,20 @@ fn what_does_not_fit_is_refused() {
     let r = PagedKvCache::on_device(&gpu.0.device, gpu.0.stream.clone(), other, pool);
     assert!(matches!(r, Err(Error::Unsupported { what: "pool", .. })));
 
+    // What the GPU does not take is known in the middle of a step only; the one that the call opened is gone again.
+    let mut cache = gpu.contiguous(config()).unwrap();
+    let one = gpu.input(Dtype::F16, &Random::new(4).normals(2 * 2 * 32));
+    let one = OnGpu::view(&one, [2, 2, 32]);
+    (0..2).for_each(|layer| cache.append(layer, &one, &one).unwrap());
+    let x = gpu.input(Dtype::F32, &Random::new(5).normals(4 * 2 * 32));
+    let (x, params) = (OnGpu::view(&x, [4, 2, 32]), qkv::cuda::launch::DeviceAttendParams::new());
+    let mut out = gpu.output(Dtype::F32, 4 * 2 * 32);
+    let r = cache.prefill(0, &x, &x, &x, &params, &mut OnGpu::view_mut(&mut out, [4, 2, 32]), None);
+    assert!(matches!(r, Err(Error::Unsupported { .. })), "{r:?}");
+    assert_eq!(cache.len(0), 1);
+    (0..2).for_each(|layer| cache.append(layer, &one, &one).unwrap());
+    assert_eq!(cache.len(0), 2);
+
     // Direct mode: no more rows in a step than there is memory for; the step is not opened.
     let eight = Affine::per_token(Bits::B8, 32);
     let direct = config().with_key(eight).with_value(eight).direct();

@@ -135,10 +135,12 @@ pub(super) fn window_dtype(c: &CacheConfig) -> Result<u32> {
 /// Blocks of a layer's pages.
 fn blocks_of(memory: &LayerMemory<'_>, block_bytes: usize) -> Result<usize> {
     if !memory.pages.len().is_multiple_of(block_bytes) {
-        return Err(Error::Length {
-            what: "pages (whole blocks)",
-            expected: block_bytes,
-            got: memory.pages.len(),
+        return Err(Error::Shape {
+            what: "pages",
+            expected: format!(
+                "a multiple of {block_bytes} bytes, of which a block is (page_bytes times kv heads)"
+            ),
+            got: format!("{} bytes", memory.pages.len()),
         });
     }
     let blocks = memory.pages.len() / block_bytes;

@@ -16,7 +16,8 @@ const fn threads(value_dim: usize, rows: usize) -> usize {
 }
 
 /// Query rows of a block: as many as its warps hold if such blocks keep all of the device's multiprocessors busy, since a block
-/// decodes a tile for all its rows; half of that otherwise. Results do not depend on it.
+/// decodes a tile for all its rows; half of that otherwise. Results do not depend on it, bf16 values aside
+/// that are so far apart that bits are lost (`stage_rows` takes the largest of what the block sees).
 fn block_rows(value_dim: usize, rows: usize, others: usize, multiprocessors: usize) -> usize {
     let blocks = others.saturating_mul(rows.div_ceil(MOST_ROWS));
     if value_dim > 128 || rows <= ROWS || blocks < multiprocessors { ROWS } else { MOST_ROWS }
@@ -118,7 +119,9 @@ const fn shared_bytes(key_dim: usize, value_dim: usize, rows: usize) -> usize {
 /// sequence and kv head as it has room for, from the first that is seen on, where at least four blocks of 64 rows read them; others
 /// are decoded where they are read. [`prefill_scratch`] says how much a prefix takes. Results may differ in last bits.
 ///
-/// Keys, values and weights go through f16 tensor cores, sums are f32; bf16 is scaled by powers of two, so its range is kept.
+/// Keys, values and weights go through f16 tensor cores, sums are f32. bf16 is scaled by a power of two for each 64 tokens: a value
+/// that is more than 2^24 below the largest of its 64 loses bits, and is 0 from 2^34 below on, also for rows that do not see the
+/// largest; 2^90 between the values of 64 tokens and those of others may overflow.
 ///
 /// # Errors
 /// [`Error::Shape`], [`Error::Length`] or [`Error::Address`] for tensors or memory that do not fit the configuration or each

@@ -451,6 +451,26 @@ fn own(d: usize) -> Vec<(Format, Format)> {
     all
 }
 
+/// Where attention is nearly uniform, weights are a hair below the largest, and sums of codes and of mins nearly cancel.
+#[test]
+#[ignore = "not met on the f16 path: 1.2 % at 960 tokens, see docs/decisions.md"]
+fn nearly_uniform_attention_over_many_tokens() {
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    let token = |bits| Format::from(qkv::Affine::per_token(bits, 64));
+    let eight = token(qkv::Bits::B8);
+    for (key, value) in [(eight, eight), (eight, token(qkv::Bits::B4)), (eight, token(qkv::Bits::B2))]
+        .into_iter()
+        .chain(own(64).into_iter().skip(4))
+    {
+        for (group, sharpness) in [(4, 1e-4), (8, 0.0), (8, 1e-5), (8, 1e-4), (8, 1e-3), (16, 1e-4)] {
+            let mut random = Random::new(1);
+            let mut case = Case::new(config(key, value, 1, 64), group, &[960], &[1]);
+            case.sharpness = sharpness;
+            findings.check(&gpu, &case, &mut random);
+        }
+    }
+}
+
 #[test]
 fn formats_with_kernels_of_their_own() {
     let (gpu, mut findings) = (Gpu::new(), Findings::default());
