@@ -81,7 +81,7 @@ pub fn prefill_scratch(config: &CacheConfig, tokens: usize, sequences: usize) ->
 /// `QKV_ROWS_*` of a tensor of 16-bit elements.
 fn rows_kind(t: &QkvTensor) -> u32 {
     let apart = t.strides[..3].iter().all(|s| s % 8 == 0);
-    let vectors = apart && t.strides[3] == 1 && t.dim % 8 == 0 && t.data % 16 == 0;
+    let vectors = apart && t.strides[3] == 1 && t.dim.is_multiple_of(8) && t.data.is_multiple_of(16);
     match vectors {
         false => 0,
         true if t.tokens > t.batch_tokens => QKV_ROWS_VECTORS,
