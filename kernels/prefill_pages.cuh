@@ -5,8 +5,8 @@
 
 namespace qkv {
 
-// Calls f(block m, kb, the lane's words of it) for every block of the code section, a vector of each lane at a time. For codes of
-// 4 bits and more, whose words are whole vectors.
+// Calls f(block m, kb, the lane's words of it) for every block of the code section, a vector of each lane at a time. For FP8 and
+// halves.
 template <int BlockWords, bool Value, typename F>
 __device__ __forceinline__ void each_block(const QkvOperand& at, const uint8_t* section, F f) {
   const uint32_t vectors = at.code_bytes / 512, nb = Value ? QKV_TILE / 16 : at.dim / 16;

@@ -167,7 +167,7 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Checks keys and values, then opens the step if none is open: after this the append cannot fail but for a layer
-    /// that has appended.
+    /// that has appended, and for what the backend does not take.
     fn begin(
         &mut self,
         layer: usize,

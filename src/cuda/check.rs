@@ -1,6 +1,7 @@
 //! Host-side checks that launch functions share.
 
 use super::Device;
+use crate::config::CacheConfig;
 use crate::error::{Error, Result};
 
 /// Device memory is named and aligned to `align` bytes.
@@ -64,4 +65,19 @@ pub(crate) fn sizes(what: &'static str, dims: [usize; 3]) -> Result<()> {
         });
     }
     Ok(())
+}
+
+/// Whether a block's shared memory fits the device.
+pub(crate) fn shared(device: &Device, c: &CacheConfig, bytes: usize) -> Result<()> {
+    let limit = device.shared_limit() as usize;
+    if bytes <= limit {
+        return Ok(());
+    }
+    Err(Error::Unsupported {
+        what: "head dim",
+        got: format!("{} and {}", c.key_dim, c.value_dim),
+        why: format!(
+            "a block's tiles take {bytes} bytes of shared memory, the device has {limit}; use smaller heads"
+        ),
+    })
 }

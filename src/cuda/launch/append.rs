@@ -103,18 +103,8 @@ pub(crate) fn append_memory(
     let pages = c.page_layout(l);
     let rows = if c.residual.is_none() { DIRECT_ROWS } else { TILE };
     let parts = shared_bytes(l, [&pages.key, &pages.value], rows);
-    let shared = parts.0 + parts.1 + parts.2;
     // A little of the limit is the kernel's own.
-    if shared + 1024 > device.shared_limit() as usize {
-        return Err(Error::Unsupported {
-            what: "head dim",
-            got: format!("{} and {}", c.key_dim, c.value_dim),
-            why: format!(
-                "a tile takes {shared} bytes of shared memory, the device has {}; use smaller heads",
-                device.shared_limit()
-            ),
-        });
-    }
+    check::shared(device, c, parts.0 + parts.1 + parts.2 + 1024)?;
     Ok(parts)
 }
 

@@ -120,7 +120,7 @@ const fn shared_bytes(key_dim: usize, value_dim: usize, rows: usize) -> usize {
 /// are decoded where they are read. [`prefill_scratch`] says how much a prefix takes. Results may differ in last bits.
 ///
 /// Keys, values and weights go through f16 tensor cores, sums are f32. bf16 is scaled by a power of two for each 64 tokens: a value
-/// that is more than 2^24 below the largest of its 64 loses bits, and is 0 from 2^34 below on, also for rows that do not see the
+/// that is more than 2^14 below the largest of its 64 may lose bits, and be 0 from 2^22 below on, also for rows that do not see the
 /// largest; 2^90 between the values of 64 tokens and those of others may overflow.
 ///
 /// # Errors
@@ -207,8 +207,8 @@ pub fn prefill(
     let others = sequences.saturating_mul(c.kv_heads);
     let wanted = block_rows(*value_dim, query_rows, others, device.multiprocessors() as usize);
     // Keys of 192 channels leave no room for many rows on some devices.
-    let fits = |rows: &usize| shared_bytes(*key_dim, *value_dim, *rows) <= device.shared_limit() as usize;
-    let block_rows = [wanted, ROWS].into_iter().find(fits).unwrap_or(ROWS);
+    let fits = shared_bytes(*key_dim, *value_dim, wanted) <= device.shared_limit() as usize;
+    let block_rows = if fits { wanted } else { ROWS };
     let row_blocks = query_rows.div_ceil(block_rows);
     let jobs = others.saturating_mul(row_blocks);
     if jobs > i32::MAX as usize {
@@ -229,16 +229,7 @@ pub fn prefill(
         _ => 0,
     };
     let shared = shared_bytes(*key_dim, *value_dim, block_rows);
-    if shared > device.shared_limit() as usize {
-        return Err(Error::Unsupported {
-            what: "head dim",
-            got: format!("{} and {}", c.key_dim, c.value_dim),
-            why: format!(
-                "tiles take {shared} bytes of shared memory, the device has {}; use smaller heads",
-                device.shared_limit()
-            ),
-        });
-    }
+    check::shared(device, c, shared)?;
     let p = QkvPrefill {
         q: q.parameters(),
         input: [k.parameters(), v.parameters()],

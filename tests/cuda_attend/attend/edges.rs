@@ -6,7 +6,7 @@ use crate::layer::Twins;
 use crate::still::Still;
 use ptxsim::options::Options;
 use qkv::cuda::launch::{DeviceAttendParams, attend, attend_workspace, page_bytes, read_status};
-use qkv::{AttendParams, Axis, Bits, CacheConfig, Dtype, Format, Seat, TensorMut};
+use qkv::{AttendParams, CacheConfig, Dtype, Seat, TensorMut};
 
 #[test]
 fn a_page_is_read_once_in_whole_sectors() {
@@ -15,9 +15,7 @@ fn a_page_is_read_once_in_whole_sectors() {
     for (key, value) in own(128) {
         // The integer path where there is one, and the f16 path.
         let affine = key.as_affine().is_some();
-        // 16 columns in one pass, where there is a kernel for it.
-        let wide = !matches!(key, Format::Affine(a) if a.axis == Axis::PerToken && a.bits != Bits::B8);
-        for group in [4, 8, 16].into_iter().filter(|g| if *g == 4 { affine } else { *g == 8 || wide }) {
+        for group in if affine { vec![4, 8, 16] } else { vec![8, 16] } {
             let (heads, n) = (8, 2);
             let base = config(key, value, heads, 128).with_residual(Some(32)).with_sinks(0);
             let len = 4096;
