@@ -3,7 +3,7 @@
 
 QKV_ATTEND(qkv_attend_default2_integer_64, 4, 22736, qkv::Integer<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64>)
 QKV_ATTEND(qkv_attend_default2_integer_128, QKV_FEWER(3), 28880, qkv::Integer<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128>)
-QKV_ATTEND(qkv_attend_default2_half_64, 3, 21024, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64>)
-QKV_ATTEND(qkv_attend_default2_half_128, QKV_FEWER(3), 25376, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128>)
-QKV_ATTEND(qkv_attend_default2_wide_64, 3, 25536, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64, 2>)
-QKV_ATTEND(qkv_attend_default2_wide_128, 2, 34240, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128, 2>)
+QKV_ATTEND(qkv_attend_default2_half_64, 3, 21168, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64>)
+QKV_ATTEND(qkv_attend_default2_half_128, QKV_FEWER(3), 25520, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128>)
+QKV_ATTEND(qkv_attend_default2_wide_64, 3, 25680, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 64, 2>)
+QKV_ATTEND(qkv_attend_default2_wide_128, 2, 34384, qkv::Half<qkv::Channel<2, 32>, qkv::Token<2, 32>, 128, 2>)

@@ -74,6 +74,17 @@ __device__ __forceinline__ void ldmatrix(uint32_t (&d)[4], uint32_t address) {
                : "memory");
 }
 
+// Shared memory, read each time that it is called.
+__device__ __forceinline__ uint32_t load_shared(uint32_t address) {
+  uint32_t x;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(address));
+  return x;
+}
+
+__device__ __forceinline__ void load_shared16(uint32_t (&d)[4], uint32_t address) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(address));
+}
+
 __device__ __forceinline__ void store_shared(uint32_t address, uint32_t x) {
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
 }

@@ -1,6 +1,7 @@
 // Formats at compile time, and what one needs to know of each to read its codes.
 #pragma once
 #include "../abi.h"
+#include "../softmax.cuh"
 
 namespace qkv {
 

@@ -197,15 +197,16 @@ struct AnyValues {
   }
 
   template <int D, int NT>
-  static __device__ __forceinline__ void values(const QkvAttend& p, const AnyPlaces& at, uint32_t lane, bool, int tail,
-                                                const float (&factor)[2 * NT], uint8_t* stage, float (&s)[8][2 * NT],
-                                                HalfState<D, NT, kZeros<D>>& w) {
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Operands& shared, const AnyPlaces& at, uint32_t lane,
+                                                const Tail& end, const float (&factor)[2 * NT], uint8_t* stage,
+                                                float (&s)[8][2 * NT], HalfState<D, NT, kZeros<D>>& w) {
     const uint8_t *codes = at.page + p.at[1].codes, *pairs = at.page + p.at[1].pairs;
     const QkvFormat& f = p.format[1];
     const bool affine = f.kind == QKV_KIND_AFFINE, channel = affine && f.per_channel, token = affine && !channel;
     const bool bfloat = f.kind == QKV_KIND_BF16, scaled = !affine && f.granularity == QKV_SCALE_TOKEN_HEAD;
     const uint32_t g = lane / 4, count = token ? (D + f.group - 1) / f.group : 1;
     const uint32_t words = lane_words(p.at[1]);
+    const int tail = end.whole ? QKV_TILE : end.tokens();
     uint4* a = staged(stage, lane);
     TokenPairs pair;
     auto load = [&](uint32_t j) {
@@ -214,13 +215,17 @@ struct AnyValues {
     };
     float largest = 0;
     if (token) {
+      // As `most_step`.
       uint32_t most = 0;
 #pragma unroll 1
-      for (uint32_t j = count; j-- > 0;) {
-        load(j);
-        most = max_half2(most, pair.most_half());
+      for (uint32_t i = lane % 4 * count; i < (lane % 4 + 1) * count; i++) {
+        uint2 x = load_cached8(pairs + g * count * 32 + 8 * i);
+        if ((int)(i % 4 * 16 + g) >= tail) x.x = 0;
+        if ((int)(i % 4 * 16 + 8 + g) >= tail) x.y = 0;
+        most = max_half2(most, max_half2(x.x, x.y));
       }
       largest = half_to_float((uint16_t)most);
+      load(0);
     } else if (scaled) {
       load(0);
       largest = pair.most_float();
@@ -233,12 +238,16 @@ struct AnyValues {
     for (int block = 0; block < Dims<D>::kBlocks; block++) {
       const bool next = block == 0 || (token && pair_of(f.group, block) != pair_of(f.group, block - 1));
       if (next) {
-        if (token && block > 0) load(pair_of(f.group, block));
+        if (token && block > 0) {
+          load(pair_of(f.group, block));
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) total[0][nt][0] = total[0][nt][1] = total[1][nt][0] = total[1][nt][1] = 0;
+        }
 #pragma unroll
         for (int kb = 0; kb < 4; kb++) {
-          float step[2] = {1, 1}, min[2] = {0, 0};
+          float step[2] = {1, 1}, middle[2] = {0, 0};
           if (token) {
-            pair.values(kb, w.operand(lane), step, min);
+            pair.values(kb, shared.middle(lane), step, middle);
           } else if (scaled) {
             step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
           }
@@ -251,7 +260,7 @@ struct AnyValues {
 #pragma unroll
               for (int j = 0; j < 2; j++) {
                 float weight = s[2 * kb + h][2 * nt + j], &z = w.zero[block][2 * nt + j];
-                if (token) z = fmaf(weight, min[h], z);
+                if (token) z = fmaf(weight, middle[h], z);
                 x[j] = weight * step[h];
               }
               if (bfloat) {
@@ -264,9 +273,21 @@ struct AnyValues {
             }
             b[nt][kb] = make_uint2(transpose(high[0]), transpose(high[1]));
             if (bfloat) low[nt][kb] = make_uint2(transpose(rest[0]), transpose(rest[1]));
-            if (channel) {
+            if (affine) {
               const uint32_t one = 0x3c003c00;
               mma_any(total[kb / 2][nt], make_uint4(one, one, one, one), b[nt][kb], false);
+            }
+          }
+        }
+        if (token) {
+          // As in `half_values`.
+          const float share = middle_code((int)f.bits) * -0.125f;
+#pragma unroll
+          for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+              float& z = w.zero[block][2 * nt + j];
+              z = fmaf(total[0][nt][j] + total[1][nt][j], share, z);
             }
           }
         }

@@ -26,10 +26,10 @@ struct HalfPath {
     Keys::template scores<DK, NT>(p, q, page, lane, stage, fold, s);
   }
 
-  static __device__ __forceinline__ void values(const QkvAttend& p, const Pages& page, uint32_t lane, bool whole, int tail,
-                                                const float (&factor)[kColumns], uint8_t* stage, float (&s)[8][kColumns],
-                                                State& w) {
-    Values::template values<DV, NT>(p, page, lane, whole, tail, factor, stage, s, w);
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Query& q, const Pages& page, uint32_t lane,
+                                                const Tail& tail, const float (&factor)[kColumns], uint8_t* stage,
+                                                float (&s)[8][kColumns], State& w) {
+    Values::template values<DV, NT>(p, q.operands, page, lane, tail, factor, stage, s, w);
   }
 
   static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t head, uint32_t lane, State& w) {
@@ -72,10 +72,10 @@ struct ValuesOf {
   }
 
   template <int D, int NT, class Pages>
-  static __device__ __forceinline__ void values(const QkvAttend& p, const Pages& page, uint32_t lane, bool whole, int tail,
-                                                const float (&factor)[2 * NT], uint8_t*, float (&s)[8][2 * NT],
-                                                HalfState<D, NT, kZeros<D>>& w) {
-    half_values<F, D, NT>(p, page.value_codes(), page.values, lane, whole, tail, factor, s, w);
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Operands& shared, const Pages& page, uint32_t lane,
+                                                const Tail& tail, const float (&factor)[2 * NT], uint8_t*,
+                                                float (&s)[8][2 * NT], HalfState<D, NT, kZeros<D>>& w) {
+    half_values<F, D, NT>(p, shared, page.value_codes(), page.values, lane, tail, factor, s, w);
   }
 
   template <int D, int NT>

@@ -1,5 +1,6 @@
 // Queries on the f16 path, prepared once for all items of a unit.
 #pragma once
+#include "pairs.cuh"
 #include "query.cuh"
 
 namespace qkv {
@@ -17,6 +18,7 @@ struct HalfQuery {
   uint2 rows[2][NT][Dims<D>::kRowSteps][32];
   // B operands of 8 rows that make min * (sum of the queries of a group) of a (step, min) pair.
   uint32_t zero[NT][Dims<D>::kBlocks][32];
+  Operands operands;
   // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
   float page_factor[8 * NT], row_factor[8 * NT], mean[8 * NT];
 };
@@ -28,6 +30,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
   const QkvFormat& f = p.format[0];
   const bool bfloat_rows = p.window_dtype == QKV_BF16, bfloat_pages = f.kind == QKV_KIND_BF16;
   const float larger = f.kind == QKV_KIND_AFFINE && f.per_channel ? kChannelScale : 1.0f;
+  if (warp == 0) q.operands.set(lane, (int)p.format[1].bits);
   float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;
   for (uint32_t c = warp; c < 8 * NT; c += kWarps) {
     uint32_t n = c % 8;

@@ -13,28 +13,30 @@ namespace qkv {
 // Number of the pair of 32 channels, for groups that only the parameters tell.
 __device__ __forceinline__ uint32_t pair_of(uint32_t group, uint32_t block) { return group >= 32 ? block * 32 / group : 0; }
 
-// Queries that carry the steps of a per-channel group, their scale, and the zero term.
+// Queries that carry the steps of a per-channel group, and the zero term.
 template <int D, int NT>
 struct Folded {
   uint32_t q[NT][Dims<D>::kSteps][2];
   float zero[2 * NT];
-  // Power of two that the steps were multiplied with so that products with the queries fit f16, and the inverse of it and of the
-  // queries' own.
-  float scale, inverse;
+  // Inverse of the queries' scale and of the power of two that the steps were multiplied with, so that products with the queries fit f16.
+  float inverse;
 
-  __device__ __forceinline__ void clear() { scale = 1, inverse = 1 / kChannelScale; }
+  __device__ __forceinline__ void clear() { inverse = 1 / kChannelScale; }
+
+  __device__ __forceinline__ bool plain() const { return inverse == 1 / kChannelScale; }
+  __device__ __forceinline__ bool exceeded(float step) const { return step > 2 * kChannelScale * inverse; }
 
   // Makes the scale fit the lane's largest step; queries are below `kChannelScale`.
   __device__ __forceinline__ void choose(float largest) {
-    if (!__any_sync(kAllLanes, largest * scale > 2.0f)) return;
+    if (!__any_sync(kAllLanes, exceeded(largest))) return;
     largest = warp_max(largest);
-    scale = from_bits((uint32_t)min(max(253 - (int)(bits_of(largest) >> 23), 97), 127) << 23);
+    const float scale = from_bits((uint32_t)min(max(253 - (int)(bits_of(largest) >> 23), 97), 127) << 23);
     inverse = inverse_power(scale * kChannelScale);
   }
 
-  // The scale for two f16.
+  // The power of two, for two f16.
   __device__ __forceinline__ uint32_t factor() const {
-    uint32_t h = float_to_half(scale);
+    uint32_t h = float_to_half(inverse_power(inverse * kChannelScale));
     return h | h << 16;
   }
 };
@@ -71,7 +73,7 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
   for (int i = 0; i < 2 * kSteps; i++) most = max_half2(most, step[i]);
   float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
   // Large steps are rare, now and before.
-  if (__any_sync(kAllLanes, largest * out.scale > 2.0f || out.scale != 1.0f)) {
+  if (__any_sync(kAllLanes, out.exceeded(largest) || !out.plain())) {
     out.choose(largest);
     const uint32_t factor = out.factor();
 #pragma unroll

@@ -1,5 +1,9 @@
 // Output of a page on the f16 path: weights become operand B in f16, times the step of their token (per token); the transposed
 // values' codes are operand A. Per channel, step and min are applied to a token group's sums.
+//
+// Per token, a product w of weight and step is rounded to f16, and many of them may round alike, as in attention that is nearly uniform.
+// With mins beside it that error would grow with the codes' mean: sum(w code) + sum(weight min), whose parts nearly cancel. So codes
+// count from their middle c: sum(w code) - c sum(w) + sum(weight (min + c step)), where the first sums take the same rounded w.
 #pragma once
 #include "half_scores.cuh"
 
@@ -13,23 +17,20 @@ namespace qkv {
 template <int D, int NT, int Zeros>
 struct HalfState {
   static constexpr int kColumns = 2 * NT, kZeros = Zeros;
-  // Two tiles of columns leave no registers for what can be made anew.
-  static constexpr bool kKeepCheap = NT == 1;
+  // Two tiles of columns, or many pairs, leave no registers for what can be made anew.
+  static constexpr bool kKeepCheap = NT == 1 && Zeros < 4;
   float reference[kColumns], sum[kColumns];
   float o[D / 16][NT][4];
-  // Weighted mins of a pair's channels, this lane's tokens only.
+  // What a pair's channels get besides the codes' products: a part of it, the sum over lanes of equal t is all.
   float zero[kZeros > 0 ? kZeros : 1][kColumns];
   // How far a score may be above the reference, 15 + L; and 2^-L, where it is kept.
   float limit, kept_step;
-  // `min_step_operand`, where it is kept.
-  uint32_t kept;
 
   // Number of the lane's column j in the unit, and its output of channel 16m + 8h + g.
   static __device__ __forceinline__ uint32_t column(int j, uint32_t t) { return 8 * (j / 2) + 2 * t + j % 2; }
   __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
 
-  __device__ __forceinline__ void clear(uint32_t lane) {
-    if constexpr (kKeepCheap) kept = keep(min_step_operand(lane));
+  __device__ __forceinline__ void clear(uint32_t) {
     limit = kLimitAbove, kept_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
@@ -44,8 +45,6 @@ struct HalfState {
       for (int nt = 0; nt < NT; nt++) o[m][nt][0] = o[m][nt][1] = o[m][nt][2] = o[m][nt][3] = 0;
     }
   }
-
-  __device__ __forceinline__ uint32_t operand(uint32_t lane) const { return kKeepCheap ? kept : min_step_operand(lane); }
 
   __device__ __forceinline__ float most_step() const { return kKeepCheap ? kept_step : exp2_fast(kLimitAbove - limit); }
 
@@ -132,16 +131,16 @@ __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool s
 template <class F, int D, int NT, int Zeros>
 __device__ __forceinline__ void half_begin_pages(const QkvAttend& p, HalfState<D, NT, Zeros>& w) {
   // No pair has a smaller step than 2^-24, and a scale below 2^-90 may lose bits.
-  if (F::kAffine && !F::kChannel) w.lift(25);
+  if constexpr (F::kAffine && !F::kChannel) w.lift(25);
   if (F::kFp8 && p.format[1].granularity == QKV_SCALE_TOKEN_HEAD) w.lift(90);
 }
 
-// `codes`: the lane's first vector; `pairs`: its pairs. Tokens at or beyond `tail` do not exist unless the page is `whole`: what lies
-// there may be anything. `s`: scores, which `factor` takes to log2 units.
+// `codes`: the lane's first vector; `pairs`: its pairs. Behind the `tail` may lie anything. `s`: scores, which `factor` takes to log2
+// units.
 template <class F, int D, int NT, int Zeros>
-__device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* codes, const uint8_t* pairs, uint32_t lane,
-                                            bool whole, int tail, const float (&factor)[2 * NT], float (&s)[8][2 * NT],
-                                            HalfState<D, NT, Zeros>& w) {
+__device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& shared, const uint8_t* codes,
+                                            const uint8_t* pairs, uint32_t lane, const Tail& tail, const float (&factor)[2 * NT],
+                                            float (&s)[8][2 * NT], HalfState<D, NT, Zeros>& w) {
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
   using G = Groups<F, D>;
   const uint32_t g = lane / 4, t = lane % 4;
@@ -152,18 +151,20 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
   TokenPairs pair;
   auto load = [&](int j) {
     pair.load(pairs + j * 32);
-    if (!whole) pair.clear(g, tail);
+    if (!tail.whole) pair.clear(g, tail.tokens());
   };
   float largest = 0;
   if constexpr (kPerToken) {
-    // Backwards, so that the first group's stay.
-    uint32_t most = 0;
-#pragma unroll
-    for (int j = kCount - 1; j >= 0; j--) {
-      load(j);
-      most = max_half2(most, pair.most_half());
+    // Of several pairs a token each lane looks at some; one pair is in registers anyway.
+    PairShare<kCount> share;
+    if (kCount > 1) share.load(pairs, t);
+    pair.load(pairs);
+    if (!tail.whole) {
+      const int tokens = tail.tokens();
+      if (kCount > 1) share.clear(g, t, tokens);
+      pair.clear(g, tokens);
     }
-    largest = half_to_float((uint16_t)most);
+    largest = half_to_float((uint16_t)(kCount > 1 ? share.most_half() : pair.most_half()));
   } else if (token_scale) {
     load(0);
     largest = pair.most_float();
@@ -173,13 +174,13 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
   // Weights as operand B: [16 tokens][two halves].
   uint32_t b[NT][4][2], low[F::kBfloat ? NT : 1][4][2];
   auto pack = [&](int zeros) {
+    uint32_t operand = 0;
+    if constexpr (kPerToken) operand = shared.middle(lane);
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
-      float step[2] = {1, 1}, min[2] = {0, 0};
+      float step[2] = {1, 1}, middle[2] = {0, 0};
       if constexpr (kPerToken) {
-        // The sums of many pairs and the fields of narrow codes leave no register for it.
-        constexpr bool kAnew = Zeros >= 4 && F::kBits < 8;
-        pair.values(kb, kAnew ? min_step_operand(lane) : w.operand(lane), step, min);
+        pair.values(kb, operand, step, middle);
       } else if (token_scale) {
         step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
       }
@@ -193,7 +194,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
             x[j] = s[2 * kb + h][2 * nt + j];
             if constexpr (kPerToken) {
               float& z = w.zero[zeros][2 * nt + j];
-              z = fmaf(x[j], min[h], z);
+              z = fmaf(x[j], middle[h], z);
             }
             if (kPerToken || token_scale) x[j] *= step[h];
           }
@@ -205,6 +206,22 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
           } else {
             b[nt][kb][h] = transpose(pack_half2(x[0], x[1]));
           }
+        }
+      }
+    }
+    if constexpr (kPerToken) {
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) {
+        float sum[4] = {};
+        uint32_t ones[4];
+        shared.ones(ones);
+#pragma unroll
+        for (int kb = 0; kb < 4; kb++) mma_f16(sum, ones, b[nt][kb]);
+        // All eight lanes of a column have the sum.
+#pragma unroll
+        for (int j = 0; j < 2; j++) {
+          float& z = w.zero[zeros][2 * nt + j];
+          z = fmaf(sum[j], -middle_code(F::kBits) / 8, z);
         }
       }
     }
@@ -235,7 +252,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const uint8_t* c
     if (m % kTiles == 0) {
       slice.load(codes, m / kTiles);
       if constexpr (!F::kAffine) {
-        if (!whole) slice.clear_columns(tail, t);
+        if (!tail.whole) slice.clear_columns(tail.tokens(), t);
       }
     }
     if constexpr (kPerToken) {

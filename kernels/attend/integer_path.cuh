@@ -44,6 +44,7 @@ __device__ __forceinline__ float join(int high, int low) { return (float)(256 * 
 template <int D, int Zeros>
 struct IntegerState {
   static constexpr int kColumns = 1;
+  static constexpr bool kKeepCheap = true;
   float reference[1], sum[1];
   float o[D / 16][2];
   // `min_step_operand`.
@@ -237,7 +238,7 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
 
 // Output of a page. `s`: scores, which `factor` takes to log2 units.
 template <class F, int D, int Zeros>
-__device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8_t* pairs, uint32_t lane, bool whole, int tail,
+__device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8_t* pairs, uint32_t lane, const Tail& tail,
                                                float factor, float (&s)[8][1], IntegerState<D, Zeros>& w) {
   static_assert(F::kAffine && !F::kChannel, "values have steps per token here");
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
@@ -258,7 +259,7 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
   for (int j = 0; j < G::kCount; j++) {
     TokenPairs pair;
     pair.load(pairs + j * 32);
-    if (!whole) pair.clear(lane / 4, tail);
+    if (!tail.whole) pair.clear(lane / 4, tail.tokens());
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
       float step[2], min[2];
@@ -353,9 +354,9 @@ struct IntegerPath {
     integer_scores<KF>(q, page, lane, fold, s);
   }
 
-  static __device__ __forceinline__ void values(const QkvAttend&, const Pages& page, uint32_t lane, bool whole, int tail,
+  static __device__ __forceinline__ void values(const QkvAttend&, const Query&, const Pages& page, uint32_t lane, const Tail& tail,
                                                 const float (&factor)[1], uint8_t*, float (&s)[8][1], State& w) {
-    integer_values<VF, DV>(page.value_codes(), page.values, lane, whole, tail, factor[0], s, w);
+    integer_values<VF, DV>(page.value_codes(), page.values, lane, tail, factor[0], s, w);
   }
 
   static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t, uint32_t lane, State& w) {

@@ -85,8 +85,7 @@ struct Attend {
         if (lane == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, 1);
         continue;
       }
-      // With many columns registers are worth more than instructions.
-      if constexpr (kColumns > 2) {
+      if constexpr (!State::kKeepCheap) {
         first = typename Path::Pages(p, u.head, fresh_lane());
         load_factors(fresh_lane());
       }
@@ -95,11 +94,10 @@ struct Attend {
       float s[8][kColumns];
       Path::scores(p, q, page, lane, stage, fold, s);
       if (!whole) cap_and_mask<State>(p, tile * QKV_TILE, lane, view, factor, q.mean, s);
-      const int tail = whole ? QKV_TILE : min(u.s.new_len - tile * QKV_TILE, QKV_TILE);
-      Path::values(p, page, lane, whole, tail, factor, stage, s, w);
+      Path::values(p, q, page, lane, Tail{whole, u.s.new_len, tile}, factor, stage, s, w);
     }
     Path::finish(p, u.head, lane, w);
-    if constexpr (kColumns > 2) load_factors(fresh_lane());
+    if constexpr (!State::kKeepCheap) load_factors(fresh_lane());
     // Scores of pages lack the keys' mean, which shifts all of a column alike.
 #pragma unroll
     for (int j = 0; j < kColumns; j++) w.reference[j] = fmaf(q.mean[State::column(j, lane % 4)], factor[j], w.reference[j]);

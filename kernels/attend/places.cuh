@@ -41,25 +41,26 @@ struct Places {
   static constexpr bool kAlike = KF::kAffine && VF::kAffine && !KF::kChannel && !VF::kChannel &&
                                  Groups<KF, DK>::kCount == Groups<VF, DV>::kCount;
   static constexpr int kKeyPairs = QKV_TILE * 4 * Groups<KF, DK>::kCount;
-  // First vectors of codes; pairs of keys and of values.
+  // First vectors of codes; pairs of keys and of values, which lie behind, this far.
   const uint8_t *codes, *keys, *values;
+  uint32_t key_distance, value_distance;
 
   __device__ __forceinline__ Places(const QkvAttend& p, uint32_t head, uint32_t lane) {
     const uint8_t* page = head_pages(p, head);
     codes = keep(page + lane * 16);
     const uint32_t at = KF::kChannel ? lane % 4 * (DK / 2) : pair_byte<KF, DK>(lane / 4);
-    keys = KF::kPairs ? keep(page + p.at[0].pairs + at) : nullptr;
-    values = VF::kPairs && !kAlike ? keep(page + p.at[1].pairs + pair_byte<VF, DV>(lane / 4)) : nullptr;
+    if (KF::kPairs) key_distance = keep(p.at[0].pairs + at - lane * 16);
+    if (VF::kPairs && !kAlike) value_distance = keep(p.at[1].pairs + pair_byte<VF, DV>(lane / 4) - lane * 16);
   }
 
   // Those of the page `distance` bytes behind the first.
   __device__ __forceinline__ void move(uint64_t distance, const Places& first) {
     codes = first.codes + distance;
-    if constexpr (KF::kPairs) keys = first.keys + distance;
+    if constexpr (KF::kPairs) keys = codes + first.key_distance;
     if constexpr (kAlike) {
       values = keys + kKeyPairs;
     } else if constexpr (VF::kPairs) {
-      values = first.values + distance;
+      values = codes + first.value_distance;
     }
   }
 

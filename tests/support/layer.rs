@@ -34,6 +34,8 @@ pub(crate) struct Twins {
     pub(crate) wild: bool,
     /// Size of keys and values.
     pub(crate) magnitude: [f32; 2],
+    /// Whether values are of one size, so that steps of all tokens are the same.
+    pub(crate) signs: bool,
 }
 
 /// A step whose layer has appended on both sides.
@@ -75,6 +77,7 @@ impl Twins {
             last_rows: Vec::new(),
             wild: true,
             magnitude: [1.0; 2],
+            signs: false,
         }
     }
 
@@ -133,6 +136,7 @@ impl Twins {
                 let x: Vec<f32> = (0..n)
                     .map(|_| match random.below(600) {
                         0 if wild => random.pick(&[f32::NAN, f32::INFINITY, 1e30, -7e4, 0.0, -0.0, 1e-7]),
+                        _ if i == 1 && self.signs => self.magnitude[i].copysign(random.normal()),
                         _ => random.normal() * self.magnitude[i],
                     })
                     .collect();
