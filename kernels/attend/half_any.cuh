@@ -66,7 +66,7 @@ __device__ __forceinline__ void mma_any(float (&d)[4], const uint4& x, uint2 y, 
 }
 
 // Fragments that a lane has in the warp's shared memory.
-constexpr int kStagedFragments = kStageBytes / 512;
+constexpr int kStagedFragments = 8, kFragmentBytes = kStagedFragments * 512;
 
 // Where the fragments of a lane lie: 16 bytes of each of `kStagedFragments` rows of 512.
 __device__ __forceinline__ uint4* staged(uint8_t* stage, uint32_t lane) { return (uint4*)stage + lane; }
@@ -76,6 +76,8 @@ struct AnyKeys {
   using Pages = AnyPlaces;
   template <int D>
   static constexpr int kRun = 1;
+  template <int D>
+  static constexpr int kGroups = 0;
 
   template <int D, int NT>
   static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const AnyPlaces& at, uint32_t lane,
@@ -136,7 +138,7 @@ struct AnyKeys {
             const int block = (first + k) / 2;
             uint2 w = load_cached8(pairs + (g * count + pair_of(f.group, block)) * 32 + mt * 8);
             float step[4] = {};
-            mma_f16_k8(step, w.x, w.y, step_operand(lane));
+            mma_f16_k8(step, w.x, w.y, q.key_pairs.of(lane, 0));
             scale[0] *= step[0], scale[1] *= step[2];
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) mma_f16_k8(zero[nt], w.x, w.y, q.zero[nt][block][lane]);
@@ -186,18 +188,25 @@ struct AnyKeys {
 };
 
 struct AnyValues {
+  // In a large head's kernel the lower parts of weights for bf16 pages lie in shared memory, which leaves a third block its registers.
+  template <int D>
+  static constexpr bool kPartsInShared = (D > 128);
+  // What a warp's stage is used for: fragments, and behind them those parts.
+  template <int D, int NT>
+  static constexpr int kUsedBytes = kFragmentBytes + (kPartsInShared<D> ? 1024 * NT : 0);
   template <int D>
   static constexpr int kZeros = Dims<D>::kBlocks;
 
   template <int D, int NT>
-  static __device__ __forceinline__ void begin(const QkvAttend& p, HalfState<D, NT, kZeros<D>>& w) {
+  static __device__ __forceinline__ void begin(const QkvAttend& p, uint8_t* stage, HalfState<D, NT, kZeros<D>>& w) {
+    w.clear_zeros(stage + kUsedBytes<D, NT>);
     const QkvFormat& f = p.format[1];
     if (f.kind == QKV_KIND_AFFINE && !f.per_channel) w.lift(25);
     if (f.kind != QKV_KIND_AFFINE && f.granularity == QKV_SCALE_TOKEN_HEAD) w.lift(90);
   }
 
-  template <int D, int NT>
-  static __device__ __forceinline__ void values(const QkvAttend& p, const Operands& shared, const AnyPlaces& at, uint32_t lane,
+  template <int D, int NT, class Query>
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Query& q, const AnyPlaces& at, uint32_t lane,
                                                 const Tail& end, const float (&factor)[2 * NT], uint8_t* stage,
                                                 float (&s)[8][2 * NT], HalfState<D, NT, kZeros<D>>& w) {
     const uint8_t *codes = at.page + p.at[1].codes, *pairs = at.page + p.at[1].pairs;
@@ -215,7 +224,7 @@ struct AnyValues {
     };
     float largest = 0;
     if (token) {
-      // As `most_step`.
+      // A row's lanes share its pairs.
       uint32_t most = 0;
 #pragma unroll 1
       for (uint32_t i = lane % 4 * count; i < (lane % 4 + 1) * count; i++) {
@@ -232,12 +241,21 @@ struct AnyValues {
     }
     to_weights<D, NT>(factor, token || scaled, largest, s, w);
 
-    uint2 b[NT][4], low[NT][4];
+    uint2 b[NT][4], low[NT][kPartsInShared<D> ? 1 : 4];
+    auto low_part = [&](int nt, int kb) -> uint2& {
+      if constexpr (kPartsInShared<D>) {
+        return *((uint2*)(stage + kFragmentBytes) + lane + 32 * (4 * nt + kb));
+      } else {
+        return low[nt][kb];
+      }
+    };
     float total[2][NT][4] = {};
 #pragma unroll
     for (int block = 0; block < Dims<D>::kBlocks; block++) {
       const bool next = block == 0 || (token && pair_of(f.group, block) != pair_of(f.group, block - 1));
       if (next) {
+        float zero[2 * NT];
+        if (token) w.load_zero(block, zero);
         if (token && block > 0) {
           load(pair_of(f.group, block));
 #pragma unroll
@@ -247,7 +265,7 @@ struct AnyValues {
         for (int kb = 0; kb < 4; kb++) {
           float step[2] = {1, 1}, middle[2] = {0, 0};
           if (token) {
-            pair.values(kb, shared.middle(lane), step, middle);
+            pair.values(kb, q.value_pairs.of(lane, 0), step, middle);
           } else if (scaled) {
             step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
           }
@@ -259,7 +277,7 @@ struct AnyValues {
               float x[2];
 #pragma unroll
               for (int j = 0; j < 2; j++) {
-                float weight = s[2 * kb + h][2 * nt + j], &z = w.zero[block][2 * nt + j];
+                float weight = s[2 * kb + h][2 * nt + j], &z = zero[2 * nt + j];
                 if (token) z = fmaf(weight, middle[h], z);
                 x[j] = weight * step[h];
               }
@@ -272,7 +290,7 @@ struct AnyValues {
               }
             }
             b[nt][kb] = make_uint2(transpose(high[0]), transpose(high[1]));
-            if (bfloat) low[nt][kb] = make_uint2(transpose(rest[0]), transpose(rest[1]));
+            if (bfloat) low_part(nt, kb) = make_uint2(transpose(rest[0]), transpose(rest[1]));
             if (affine) {
               const uint32_t one = 0x3c003c00;
               mma_any(total[kb / 2][nt], make_uint4(one, one, one, one), b[nt][kb], false);
@@ -286,10 +304,11 @@ struct AnyValues {
           for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-              float& z = w.zero[block][2 * nt + j];
+              float& z = zero[2 * nt + j];
               z = fmaf(total[0][nt][j] + total[1][nt][j], share, z);
             }
           }
+          w.store_zero(block, zero);
         }
       }
       // Two tiles of 16 channels, four fragments each.
@@ -309,7 +328,7 @@ struct AnyValues {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
               mma_any(w.o[m][nt], tile[32 * kb], b[nt][kb], bfloat);
-              if (bfloat) mma_any(w.o[m][nt], tile[32 * kb], low[nt][kb], true);
+              if (bfloat) mma_any(w.o[m][nt], tile[32 * kb], low_part(nt, kb), true);
             }
           }
         }
@@ -354,8 +373,9 @@ struct AnyValues {
 #pragma unroll
     for (int m = 0; m < D / 16; m++) {
       if (m % 2 == 0 && (m == 0 || pair_of(f.group, m / 2) != pair_of(f.group, m / 2 - 1))) {
+        w.load_zero(m / 2, zero);
 #pragma unroll
-        for (int j = 0; j < 2 * NT; j++) zero[j] = rows_sum(w.zero[m / 2][j]);
+        for (int j = 0; j < 2 * NT; j++) zero[j] = rows_sum(zero[j]);
       }
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {

@@ -8,29 +8,43 @@ namespace qkv {
 // Queries for per-channel keys are this much larger, so that products with steps stay normal f16 numbers.
 constexpr float kChannelScale = 16384;
 
+// And those for per-token keys as much: together with `kStepFactor` 2^12 they undo the codes' 2^-24.
+constexpr float kTokenScale = 4096;
+constexpr uint32_t kTokenStepFactor = 0x6c00;
+
 // The queries in shared memory.
 template <int D, int NT>
 struct HalfQuery {
-  // f16 for pages, times `kChannelScale` where keys are per channel; bf16 pages: the bf16 high and low parts.
+  // f16 for pages, times `kChannelScale` or `kTokenScale`; bf16 pages: the bf16 high and low parts.
   uint2 page[NT][Dims<D>::kSteps][32];
   uint2 page_low[NT][Dims<D>::kSteps][32];
   // High and low part in the type of exact rows.
   uint2 rows[2][NT][Dims<D>::kRowSteps][32];
-  // B operands of 8 rows that make min * (sum of the queries of a group) of a (step, min) pair.
+  // B operands of 8 rows that make min * (sum of the queries of a group) of (step, min) pairs.
   uint32_t zero[NT][Dims<D>::kBlocks][32];
-  Operands operands;
+  // Of keys, which make steps, and of values, which make steps and middles; an operand A of ones.
+  PairOperands key_pairs, value_pairs;
+  alignas(16) uint32_t one[4];
+
+  __device__ __forceinline__ void ones(uint32_t (&a)[4]) const { load_shared16(a, shared_address(one)); }
+
   // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
   float page_factor[8 * NT], row_factor[8 * NT], mean[8 * NT];
 };
 
-// `Run`: blocks of 32 channels of a group.
-template <int Run, int D, int NT>
+// `Run`: blocks of 32 channels of a group. `J`: groups of a token, if the kernel knows: 0 says that `zero` has an operand for each run.
+template <int Run, int J, int D, int NT>
 __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& q, uint32_t warp, uint32_t lane) {
   constexpr int kBlocks = Dims<D>::kBlocks;
   const QkvFormat& f = p.format[0];
   const bool bfloat_rows = p.window_dtype == QKV_BF16, bfloat_pages = f.kind == QKV_KIND_BF16;
-  const float larger = f.kind == QKV_KIND_AFFINE && f.per_channel ? kChannelScale : 1.0f;
-  if (warp == 0) q.operands.set(lane, (int)p.format[1].bits);
+  const float larger = J > 0 ? kTokenScale : f.kind == QKV_KIND_AFFINE && f.per_channel ? kChannelScale : 1.0f;
+  if (warp == 0) {
+    const uint32_t step = J > 0 ? kTokenStepFactor : kStepFactor;
+    q.key_pairs.set(lane, step, step);
+    q.value_pairs.set(lane, min_factors(middle_code_half((int)p.format[1].bits)), kStepFactor);
+    if (lane < 4) q.one[lane] = 0x3c003c00;
+  }
   float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;
   for (uint32_t c = warp; c < 8 * NT; c += kWarps) {
     uint32_t n = c % 8;
@@ -54,7 +68,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
     norm = normalizer(row.most());
     uint16_t* page = (uint16_t*)q.page[c / 8];
     uint16_t* page_low = (uint16_t*)q.page_low[c / 8];
-    float sum = 0;
+    float sum = 0, own = 0;
 #pragma unroll
     for (int k = 0; k < kBlocks; k++) {
       float x = row.x[k] * norm * larger;
@@ -67,11 +81,19 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
       // The zero term belongs to the queries as they are multiplied: rounded.
       sum += warp_sum(bfloat_pages ? 0.0f : half_to_float(h));
       if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
-        if (lane < 4) {
-          const uint16_t part = part_of(sum, lane);
-          q.zero[c / 8][k / Run][4 * n + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
+        if constexpr (J > 0) {
+          // Lane t's group is t mod J.
+          if (lane % J == k / Run) own = sum / kTokenScale;
+        } else if (lane < 4) {
+          q.zero[c / 8][k / Run][4 * n + lane] = zero_operand<1>(sum, 0, lane);
         }
         sum = 0;
+      }
+    }
+    if constexpr (J > 0) {
+#pragma unroll
+      for (int i = 0; i < kZeroProducts<J>; i++) {
+        if (lane < 4) q.zero[c / 8][i][4 * n + lane] = zero_operand<J>(own, i, lane);
       }
     }
     if (lane == 0) {

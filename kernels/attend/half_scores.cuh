@@ -100,17 +100,15 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
   using G = Groups<F, D>;
   constexpr bool kPerToken = F::kAffine && !F::kChannel;
   constexpr int kCount = kPerToken ? G::kCount : 1;
+  static_assert(kCount <= 4, "a row's lanes hold its pairs");
   Slice<F, kTiles, D> slice;
-  TokenPairs pair[kCount];
+  TokenPairs pair;
   const bool token_scale = F::kFp8 && p.format[0].granularity == QKV_SCALE_TOKEN_HEAD;
-  if constexpr (kPerToken) {
-#pragma unroll
-    for (int j = 0; j < kCount; j++) pair[j].load(pairs + j * 32);
-  } else if (token_scale) {
-    pair[0].load(pairs);
-  }
+  if (kPerToken || token_scale) pair.load(pairs);
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
+    // Several groups of 8-bit codes leave no registers for all that could be asked for ahead.
+    if (F::kBits == 8 && kCount > 2 && mt == 2) stay_below(p);
     if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (F::kChannel) {
       if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
@@ -123,7 +121,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
       for (int nt = 0; nt < NT; nt++) {
         float zero[4] = {};
 #pragma unroll
-        for (int j = 0; j < kCount; j++) mma_f16_k8(zero, pair[j].bits[2 * mt], pair[j].bits[2 * mt + 1], q.zero[nt][j][lane]);
+        for (int i = 0; i < kZeroProducts<kCount>; i++) mma_f16_k8(zero, pair.bits[2 * mt], pair.bits[2 * mt + 1], q.zero[nt][i][lane]);
 #pragma unroll
         for (int i = 0; i < 4; i++) s[2 * mt + i / 2][2 * nt + i % 2] = zero[i];
       }
@@ -157,12 +155,11 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
       }
       if constexpr (kPerToken) {
         if (kb + 1 == kSteps || (kb + 1) % (2 * G::kRun) == 0) {
-          const uint32_t(&w)[8] = pair[kb / 2 / G::kRun].bits;
           float step[4] = {};
-          mma_f16_k8(step, w[2 * mt], w[2 * mt + 1], step_operand(lane));
+          mma_f16_k8(step, pair.bits[2 * mt], pair.bits[2 * mt + 1], q.key_pairs.of(lane, kb / 2 / G::kRun));
 #pragma unroll
           for (int h = 0; h < 2; h++) {
-            float factor = step[2 * h] * F::unit(mt, h);
+            const float factor = step[2 * h] * power_of_two(-F::position(mt, h));
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
@@ -181,7 +178,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
         float scale = F::unit(mt, h);
         if constexpr (F::kChannel) scale *= fold.inverse;
         if constexpr (F::kFp8) {
-          if (token_scale) scale *= from_bits(pair[0].bits[2 * mt + h]);
+          if (token_scale) scale *= from_bits(pair.bits[2 * mt + h]);
         }
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {

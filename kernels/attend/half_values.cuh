@@ -21,8 +21,12 @@ struct HalfState {
   static constexpr bool kKeepCheap = NT == 1 && Zeros < 4;
   float reference[kColumns], sum[kColumns];
   float o[D / 16][NT][4];
-  // What a pair's channels get besides the codes' products: a part of it, the sum over lanes of equal t is all.
-  float zero[kZeros > 0 ? kZeros : 1][kColumns];
+  // What a pair's channels get besides the codes' products: a part of it, the sum over lanes of equal t is all. Many of them lie in shared
+  // memory, where the lane has them from `zeros_at` on, while pages are read.
+  static constexpr bool kSharedZeros = Zeros >= 4;
+  static constexpr int kSharedBytes = kSharedZeros ? Zeros * NT * 256 : 0;
+  float zero[kSharedZeros || Zeros == 0 ? 1 : Zeros][kColumns];
+  uint32_t zeros_at;
   // How far a score may be above the reference, 15 + L; and 2^-L, where it is kept.
   float limit, kept_step;
 
@@ -30,14 +34,12 @@ struct HalfState {
   static __device__ __forceinline__ uint32_t column(int j, uint32_t t) { return 8 * (j / 2) + 2 * t + j % 2; }
   __device__ __forceinline__ float& at(int m, int j, int h) { return o[m][j / 2][2 * h + j % 2]; }
 
-  __device__ __forceinline__ void clear(uint32_t) {
+  __device__ __forceinline__ void clear() {
     limit = kLimitAbove, kept_step = 1;
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       reference[j] = kNoReference;
       sum[j] = 0;
-#pragma unroll
-      for (int b = 0; b < kZeros; b++) zero[b][j] = 0;
     }
 #pragma unroll
     for (int m = 0; m < D / 16; m++) {
@@ -48,6 +50,34 @@ struct HalfState {
 
   __device__ __forceinline__ float most_step() const { return kKeepCheap ? kept_step : exp2_fast(kLimitAbove - limit); }
 
+  // Before pages. `memory`: `kSharedBytes` of the warp.
+  __device__ __forceinline__ void clear_zeros(uint8_t* memory) {
+    if constexpr (kSharedZeros) zeros_at = keep(shared_address(memory) + fresh_lane() * 8);
+    const float none[kColumns] = {};
+#pragma unroll
+    for (int b = 0; b < Zeros; b++) store_zero(b, none);
+  }
+
+  __device__ __forceinline__ void load_zero(int b, float (&z)[kColumns]) const {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      const float2 x = kSharedZeros ? load_shared_pair(zeros_at + (b * NT + nt) * 256)
+                                    : make_float2(zero[b][2 * nt], zero[b][2 * nt + 1]);
+      z[2 * nt] = x.x, z[2 * nt + 1] = x.y;
+    }
+  }
+
+  __device__ __forceinline__ void store_zero(int b, const float (&z)[kColumns]) {
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      if constexpr (kSharedZeros) {
+        store_shared_pair(zeros_at + (b * NT + nt) * 256, make_float2(z[2 * nt], z[2 * nt + 1]));
+      } else {
+        zero[b][2 * nt] = z[2 * nt], zero[b][2 * nt + 1] = z[2 * nt + 1];
+      }
+    }
+  }
+
   // Before pages: steps are taken for as small as that. Nothing has been summed.
   __device__ __forceinline__ void lift(int most) {
     limit = kLimitAbove + (float)most;
@@ -56,12 +86,13 @@ struct HalfState {
 
   // Changes the lift.
   __device__ __forceinline__ void set_limit(float next) {
-    const float factor = exp2_fast(next - limit);
+    float factor[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
+      factor[j] = exp2_fast(next - limit);
       reference[j] += limit - next;
-      scale_column(j, factor);
     }
+    scale<true>(factor);
     limit = next;
   }
 
@@ -73,29 +104,43 @@ struct HalfState {
   }
 
   // Moves the references of columns whose largest score `most`, which `factor` takes to log2 units, is far above: by the same test as
-  // the one that called, so that no column moves because another one does.
+  // the one that called, so that no column moves because another one does. `Pages`: while pages are read.
+  template <bool Pages>
   __device__ __forceinline__ void move(const float (&most)[kColumns], const float (&factor)[kColumns]) {
+    float down[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; j++) {
       const float m = rows_max(most[j]);
       const float next =
           fmaf(m, factor[j], -reference[j]) > limit ? m * factor[j] - (limit - (kLimitAbove - kHeadroom)) : reference[j];
-      scale_column(j, exp2_fast(reference[j] - next));
+      down[j] = exp2_fast(reference[j] - next);
       reference[j] = next;
     }
+    scale<Pages>(down);
   }
 
-  __device__ __forceinline__ void scale_column(int j, float factor) {
-    sum[j] *= factor;
+  template <bool Pages>
+  __device__ __forceinline__ void scale(const float (&factor)[kColumns]) {
+    if constexpr (Pages) {
 #pragma unroll
-    for (int b = 0; b < kZeros; b++) zero[b][j] *= factor;
+      for (int b = 0; b < Zeros; b++) {
+        float z[kColumns];
+        load_zero(b, z);
 #pragma unroll
-    for (int m = 0; m < D / 16; m++) {
-      o[m][j / 2][j % 2] *= factor;
-      o[m][j / 2][2 + j % 2] *= factor;
+        for (int j = 0; j < kColumns; j++) z[j] *= factor[j];
+        store_zero(b, z);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) {
+      sum[j] *= factor[j];
+#pragma unroll
+      for (int m = 0; m < D / 16; m++) {
+        o[m][j / 2][j % 2] *= factor[j];
+        o[m][j / 2][2 + j % 2] *= factor[j];
+      }
     }
   }
-
 };
 
 // Scores, which `factor` takes to log2 units, become weights; references and the lift move where they must. `largest`: the
@@ -115,7 +160,7 @@ __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool s
   }
   if (__any_sync(kAllLanes, move)) {
     if (__any_sync(kAllLanes, grow)) w.fit(warp_max(largest));
-    w.move(most, factor);
+    w.template move<true>(most, factor);
   }
 #pragma unroll
   for (int i = 0; i < 8; i++) {
@@ -137,37 +182,23 @@ __device__ __forceinline__ void half_begin_pages(const QkvAttend& p, HalfState<D
 
 // `codes`: the lane's first vector; `pairs`: its pairs. Behind the `tail` may lie anything. `s`: scores, which `factor` takes to log2
 // units.
-template <class F, int D, int NT, int Zeros>
-__device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& shared, const uint8_t* codes,
+template <class F, int D, int NT, int Zeros, class Query>
+__device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, const uint8_t* codes,
                                             const uint8_t* pairs, uint32_t lane, const Tail& tail, const float (&factor)[2 * NT],
                                             float (&s)[8][2 * NT], HalfState<D, NT, Zeros>& w) {
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
   using G = Groups<F, D>;
   const uint32_t g = lane / 4, t = lane % 4;
   constexpr bool kPerToken = F::kAffine && !F::kChannel;
-  constexpr int kCount = kPerToken ? G::kCount : 1;
+  static_assert(!kPerToken || G::kCount <= 4, "a row's lanes hold its pairs");
   const bool token_scale = F::kFp8 && p.format[1].granularity == QKV_SCALE_TOKEN_HEAD;
 
   TokenPairs pair;
-  auto load = [&](int j) {
-    pair.load(pairs + j * 32);
-    if (!tail.whole) pair.clear(g, tail.tokens());
-  };
   float largest = 0;
-  if constexpr (kPerToken) {
-    // Of several pairs a token each lane looks at some; one pair is in registers anyway.
-    PairShare<kCount> share;
-    if (kCount > 1) share.load(pairs, t);
+  if (kPerToken || token_scale) {
     pair.load(pairs);
-    if (!tail.whole) {
-      const int tokens = tail.tokens();
-      if (kCount > 1) share.clear(g, t, tokens);
-      pair.clear(g, tokens);
-    }
-    largest = half_to_float((uint16_t)(kCount > 1 ? share.most_half() : pair.most_half()));
-  } else if (token_scale) {
-    load(0);
-    largest = pair.most_float();
+    if (!tail.whole) pair.clear(g, tail.tokens());
+    largest = kPerToken ? half_to_float((uint16_t)pair.most_half()) : pair.most_float();
   }
   to_weights<D, NT>(factor, kPerToken || token_scale, largest, s, w);
 
@@ -175,7 +206,11 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& 
   uint32_t b[NT][4][2], low[F::kBfloat ? NT : 1][4][2];
   auto pack = [&](int zeros) {
     uint32_t operand = 0;
-    if constexpr (kPerToken) operand = shared.middle(lane);
+    float zero[2 * NT];
+    if constexpr (kPerToken) {
+      operand = q.value_pairs.of(lane, zeros);
+      w.load_zero(zeros, zero);
+    }
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
       float step[2] = {1, 1}, middle[2] = {0, 0};
@@ -193,8 +228,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& 
           for (int j = 0; j < 2; j++) {
             x[j] = s[2 * kb + h][2 * nt + j];
             if constexpr (kPerToken) {
-              float& z = w.zero[zeros][2 * nt + j];
-              z = fmaf(x[j], middle[h], z);
+              zero[2 * nt + j] = fmaf(x[j], middle[h], zero[2 * nt + j]);
             }
             if (kPerToken || token_scale) x[j] *= step[h];
           }
@@ -214,16 +248,16 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& 
       for (int nt = 0; nt < NT; nt++) {
         float sum[4] = {};
         uint32_t ones[4];
-        shared.ones(ones);
+        q.ones(ones);
 #pragma unroll
         for (int kb = 0; kb < 4; kb++) mma_f16(sum, ones, b[nt][kb]);
         // All eight lanes of a column have the sum.
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          float& z = w.zero[zeros][2 * nt + j];
-          z = fmaf(sum[j], -middle_code(F::kBits) / 8, z);
+          zero[2 * nt + j] = fmaf(sum[j], -middle_code(F::kBits) / 8, zero[2 * nt + j]);
         }
       }
+      w.store_zero(zeros, zero);
     }
   };
   if constexpr (!kPerToken) pack(0);
@@ -249,6 +283,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& 
   Slice<F, kTiles, QKV_TILE> slice;
 #pragma unroll
   for (int m = 0; m < kRows; m++) {
+    if (F::kBits == 8 && kPerToken && Zeros > 2 && m > 0 && m % 2 == 0) stay_below(p);
     if (m % kTiles == 0) {
       slice.load(codes, m / kTiles);
       if constexpr (!F::kAffine) {
@@ -258,7 +293,6 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Operands& 
     if constexpr (kPerToken) {
       if (m % (2 * G::kRun) == 0) {
         constexpr int kChannels = 2 * G::kRun;
-        if (m > 0) load(m / kChannels);
         pack(m / kChannels);
       }
     }
@@ -330,8 +364,9 @@ __device__ __forceinline__ void half_finish_pages(const QkvAttend& p, uint32_t h
   for (int m = 0; m < D / 16; m++) {
     if constexpr (kPerToken) {
       if (m % (2 * G::kRun) == 0) {
+        w.load_zero(m / 2 / G::kRun, zero);
 #pragma unroll
-        for (int j = 0; j < 2 * NT; j++) zero[j] = rows_sum(w.zero[m / 2 / G::kRun][j]);
+        for (int j = 0; j < 2 * NT; j++) zero[j] = rows_sum(zero[j]);
       }
     }
 #pragma unroll

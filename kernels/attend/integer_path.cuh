@@ -44,19 +44,15 @@ __device__ __forceinline__ float join(int high, int low) { return (float)(256 * 
 template <int D, int Zeros>
 struct IntegerState {
   static constexpr int kColumns = 1;
-  static constexpr bool kKeepCheap = true;
   float reference[1], sum[1];
   float o[D / 16][2];
-  // `min_step_operand`.
-  uint32_t operand;
   // Weighted mins of a pair's channels, this lane's tokens only.
   float zero[Zeros];
 
   static __device__ __forceinline__ uint32_t column(int, uint32_t t) { return t; }
   __device__ __forceinline__ float& at(int m, int, int h) { return o[m][h]; }
 
-  __device__ __forceinline__ void clear(uint32_t lane) {
-    operand = keep(min_step_operand(lane));
+  __device__ __forceinline__ void clear() {
     reference[0] = kNoReference;
     sum[0] = 0;
 #pragma unroll
@@ -185,11 +181,9 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
   constexpr int kCount = F::kChannel ? 1 : G::kCount, kRun = F::kChannel ? kSteps : G::kRun;
   Slice<F, kTiles, D> slice;
   const uint8_t* codes = page.codes;
-  TokenPairs pair[kCount];
-  if constexpr (!F::kChannel) {
-#pragma unroll
-    for (int j = 0; j < kCount; j++) pair[j].load(page.keys + j * 32);
-  }
+  static_assert(kCount <= 4, "a row's lanes hold its pairs");
+  TokenPairs pair;
+  if constexpr (!F::kChannel) pair.load(page.keys);
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
     // At 8 bits half of the keys is asked for first: all would take more registers than four blocks have.
@@ -222,7 +216,7 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
         zero[0] = zero[1] = fold.zero;
       } else {
         float x[4] = {};
-        mma_f16_k8(x, pair[j].bits[2 * mt], pair[j].bits[2 * mt + 1], q.pair[j][lane]);
+        mma_f16_k8(x, pair.bits[2 * mt], pair.bits[2 * mt + 1], q.pair[j][lane]);
         zero[0] = j == 0 ? x[0] : s[2 * mt][0] + x[0];
         zero[1] = j == 0 ? x[2] : s[2 * mt + 1][0] + x[2];
         step[0] = x[1], step[1] = x[3];
@@ -238,7 +232,7 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
 
 // Output of a page. `s`: scores, which `factor` takes to log2 units.
 template <class F, int D, int Zeros>
-__device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8_t* pairs, uint32_t lane, const Tail& tail,
+__device__ __forceinline__ void integer_values(const QkvAttend& p, const PairOperands& operands, const uint8_t* codes, const uint8_t* pairs, uint32_t lane, const Tail& tail,
                                                float factor, float (&s)[8][1], IntegerState<D, Zeros>& w) {
   static_assert(F::kAffine && !F::kChannel, "values have steps per token here");
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
@@ -254,16 +248,18 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
   }
 
   // Weights times steps of all groups, relative to the largest of the page: 16 bits.
+  static_assert(G::kCount <= 4, "a row's lanes hold its pairs");
   float y[G::kCount][8], largest = 1e-30f;
+  TokenPairs pair;
+  pair.load(pairs);
+  if (!tail.whole) pair.clear(lane / 4, tail.tokens());
 #pragma unroll
   for (int j = 0; j < G::kCount; j++) {
-    TokenPairs pair;
-    pair.load(pairs + j * 32);
-    if (!tail.whole) pair.clear(lane / 4, tail.tokens());
+    const uint32_t operand = operands.of(lane, j);
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
       float step[2], min[2];
-      pair.values(kb, w.operand, step, min);
+      pair.values(kb, operand, step, min);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
         w.zero[j] = fmaf(s[2 * kb + h][0], min[h], w.zero[j]);
@@ -287,6 +283,7 @@ __device__ __forceinline__ void integer_values(const uint8_t* codes, const uint8
   Slice<F, kTiles, QKV_TILE> slice;
 #pragma unroll
   for (int m = 0; m < kRows; m++) {
+    if (F::kBits == 8 && G::kCount > 2 && m == kRows / 2) stay_below(p);
     if (m % kTiles == 0) slice.load(codes, m / kTiles);
     int sum[4] = {};
 #pragma unroll
@@ -342,21 +339,23 @@ struct IntegerPath {
   using Pages = IntegerPlaces<KF, VF, DK, DV>;
   using Fold = IntegerFold<DK>;
   using State = IntegerState<DV, Groups<VF, DV>::kCount>;
+  static constexpr bool kKeepCheap = true;
+  static constexpr int kStageBytes = Staged<DV>::kBytes;
 
   static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
-    load_query<KF::kChannel, Groups<KF, DK>::kRun>(p, u, q, warp, lane);
+    load_query<KF::kChannel, Groups<KF, DK>::kRun, Groups<KF, DK>::kCount>(p, u, q, warp, lane);
   }
 
-  static __device__ __forceinline__ void begin(const QkvAttend&, State&) {}
+  static __device__ __forceinline__ void begin(const QkvAttend&, uint8_t*, State&) {}
 
   static __device__ __forceinline__ void scores(const QkvAttend&, Query& q, const Pages& page, uint32_t lane, uint8_t*, Fold& fold,
                                                 float (&s)[8][1]) {
     integer_scores<KF>(q, page, lane, fold, s);
   }
 
-  static __device__ __forceinline__ void values(const QkvAttend&, const Query&, const Pages& page, uint32_t lane, const Tail& tail,
+  static __device__ __forceinline__ void values(const QkvAttend& p, const Query& q, const Pages& page, uint32_t lane, const Tail& tail,
                                                 const float (&factor)[1], uint8_t*, float (&s)[8][1], State& w) {
-    integer_values<VF, DV>(page.value_codes(), page.values, lane, tail, factor[0], s, w);
+    integer_values<VF, DV>(p, q.value_pairs, page.value_codes(), page.values, lane, tail, factor[0], s, w);
   }
 
   static __device__ __forceinline__ void finish(const QkvAttend& p, uint32_t, uint32_t lane, State& w) {

@@ -20,7 +20,8 @@ template <int D>
 struct IntegerPageQuery<D, false> {
   // Signed bytes, 32 channels a step.
   uint2 page[(D + 31) / 32][32];
-  // Operand B of 8 rows: even columns get min * (sum of the rounded query), odd ones the step; for each group of a token.
+  // Operand B of 8 rows for each group of a token: odd columns get the group's step; even ones get a part of min * (sum of the rounded
+  // query) of all groups, such that all products together have it.
   uint32_t pair[4][32];
 };
 
@@ -35,6 +36,8 @@ struct IntegerPageQuery<D, true> {
 template <int D, bool Channel>
 struct IntegerQuery : IntegerPageQuery<D, Channel> {
   static constexpr int kSteps = (D + 31) / 32;
+  // Of values: they make mins and steps.
+  PairOperands value_pairs;
   // High and low part in the type of exact rows.
   uint2 rows[Dims<D>::kRowSteps][32];
   // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
@@ -79,12 +82,13 @@ __device__ __forceinline__ void load_channel_query(const QueryRow<D>& row, float
   }
 }
 
-// Column c of per-token keys' queries in fixed point, `unit` times the row. `Run`: blocks of 32 channels of a group.
-template <int Run, int D>
+// Column c of per-token keys' queries in fixed point, `unit` times the row. `Run`: blocks of 32 channels of a group, of which
+// there are J.
+template <int Run, int J, int D>
 __device__ __forceinline__ void load_token_query(const QueryRow<D>& row, float unit, uint32_t c, uint32_t lane,
                                                  IntegerQuery<D, false>& q) {
   constexpr int kBlocks = Dims<D>::kBlocks;
-  float sum = 0;
+  float sum = 0, own = 0;
 #pragma unroll
   for (int k = 0; k < kBlocks; k++) {
     uint32_t channel = 32 * k + lane;
@@ -100,23 +104,28 @@ __device__ __forceinline__ void load_token_query(const QueryRow<D>& row, float u
     }
     sum += warp_sum((float)(256 * high + low));
     if ((k + 1) % Run == 0 || k + 1 == kBlocks) {
-      // Lanes 4n + t: rows 2t (steps) and 2t + 1 (mins) of column n. The sum comes in three f16 parts.
-      if (lane < 4) {
-        const uint16_t part = part_of(sum * kIntegerScale, lane);
-        q.pair[k / Run][4 * (2 * c) + lane] = lane < 3 ? (uint32_t)part << 16 : 0;
-        q.pair[k / Run][4 * (2 * c + 1) + lane] = lane == 0 ? float_to_half(kIntegerScale) : 0;
-      }
+      // Lane t's group is t mod J.
+      if (lane % J == k / Run) own = sum * kIntegerScale;
       sum = 0;
+    }
+  }
+  // Lanes 4n + t: rows 2t (steps) and 2t + 1 (mins) of column n.
+#pragma unroll
+  for (int i = 0; i < J; i++) {
+    if (lane < 4) {
+      q.pair[i][4 * (2 * c) + lane] = zero_operand<J>(own, i, lane);
+      q.pair[i][4 * (2 * c + 1) + lane] = lane == i ? float_to_half(kIntegerScale) : 0;
     }
   }
 }
 
-// `Channel`: keys are per channel. `Run`: blocks of 32 channels of a token's group.
-template <bool Channel, int Run, int D>
+// `Channel`: keys are per channel. `Run`: blocks of 32 channels of a token's group, of which there are J.
+template <bool Channel, int Run, int J, int D>
 __device__ void load_query(const QkvAttend& p, const Unit& u, IntegerQuery<D, Channel>& q, uint32_t warp, uint32_t lane) {
   static_assert(D % 32 == 0 && kWarps == kIntegerColumns, "a warp has a column");
   const bool bfloat = p.window_dtype == QKV_BF16;
   const uint32_t c = warp;
+  if (warp == 0) q.value_pairs.set(lane, min_factors(), kStepFactor);
   QueryRow<D> row;
   row.load(p, u, c, lane);
   float norm = normalizer(row.most());
@@ -144,7 +153,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, IntegerQuery<D, Ch
     // A power of two, so that bf16 queries with a large element keep their other large ones exactly.
     unit = most > 0 ? fixed_point_unit(most) : 1.0f;
     factor = score_factor(p.scale, unit) / kIntegerScale;
-    load_token_query<Run>(row, unit, c, lane, q);
+    load_token_query<Run, J>(row, unit, c, lane, q);
     unit *= kIntegerScale;
   }
   if (lane == 0) {

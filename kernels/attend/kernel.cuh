@@ -6,14 +6,28 @@
 
 namespace qkv {
 
+// Blocks of a piece's pages, so many at a time: read once by the whole block.
+constexpr int32_t kListed = 256;
+
+struct PageList {
+  uint32_t blocks[kListed];
+
+  // Of the pages from `first` on. By all threads.
+  __device__ __forceinline__ void load(const QkvAttend& p, uint32_t sequence, int32_t first, int32_t end) {
+    const uint32_t* table = (const uint32_t*)p.block_tables + (uint64_t)sequence * p.table_width + first;
+    for (int32_t i = (int32_t)threadIdx.x; i < min(kListed, end - first); i += 32 * kWarps) blocks[i] = __ldg(table + i);
+  }
+};
+
 template <class Path>
 struct Shared {
   Cursor cursor;
   Piece piece;
+  PageList pages;
   View<Path::kUnitColumns> view;
   alignas(16) typename Path::Query query;
   union {
-    alignas(16) uint8_t stage[kWarps][kStageBytes];
+    alignas(16) uint8_t stage[kWarps][Path::kStageBytes];
     MergeShared<Path::kValueDim, Path::kUnitColumns> merge;
   };
 };
@@ -57,7 +71,6 @@ struct Attend {
     auto& view = shared.view;
     const uint32_t lane = fresh_lane(), warp = threadIdx.x / 32;
     uint8_t* stage = shared.stage[warp];
-    const int32_t from = shared.piece.from + (int32_t)warp, to = min(shared.piece.to, items.pages);
     float factor[kColumns];
     auto load_factors = [&](uint32_t lane) {
 #pragma unroll
@@ -67,25 +80,32 @@ struct Attend {
     typename Path::Pages first(p, u.head, lane);
     auto page = first;
     const uint32_t block_bytes = keep(p.heads * p.page_bytes);
-    const int32_t* table = keep((const int32_t*)p.block_tables + (uint64_t)u.sequence * p.table_width);
-    const int32_t end = items.first_page + to;
-    int32_t tile = items.first_page + from;
+    int32_t tile = items.first_page + shared.piece.from + (int32_t)warp, at = (int32_t)warp;
+    const int32_t end = items.first_page + min(shared.piece.to, items.pages);
     if (tile >= end) return;
     typename Path::Fold fold;
     fold.clear();
-    Path::begin(p, w);
-    uint32_t next = (uint32_t)__ldg(table + tile);
-    for (; tile < end; tile += kWarps) {
-      // The block of the next page is asked for a page ahead.
-      const uint32_t block = next;
-      next = (uint32_t)__ldg(table + min(tile + (int32_t)kWarps, end - 1));
+    Path::begin(p, stage, w);
+    auto next = [&] {
+      tile += kWarps, at += kWarps;
+      if (at < kListed) return;
+      // The list is used up, and by all warps: if there are more pages, each had one of the last four.
+      at -= kListed;
+      const int32_t first = tile - at;
+      if (first >= end) return;
+      __syncthreads();
+      shared.pages.load(p, u.sequence, first, end);
+      __syncthreads();
+    };
+    for (; tile < end; next()) {
+      const uint32_t block = shared.pages.blocks[at];
       // The vote tells the compiler that all lanes agree.
       if (__any_sync(kAllLanes, block >= p.blocks)) {
         // The tokens of a page that does not exist take no part.
         if (lane == 0) atomicAdd(&((QkvStatus*)p.status)->missing_blocks, 1);
         continue;
       }
-      if constexpr (!State::kKeepCheap) {
+      if constexpr (!Path::kKeepCheap) {
         first = typename Path::Pages(p, u.head, fresh_lane());
         load_factors(fresh_lane());
       }
@@ -97,7 +117,7 @@ struct Attend {
       Path::values(p, q, page, lane, Tail{whole, u.s.new_len, tile}, factor, stage, s, w);
     }
     Path::finish(p, u.head, lane, w);
-    if constexpr (!State::kKeepCheap) load_factors(fresh_lane());
+    if constexpr (!Path::kKeepCheap) load_factors(fresh_lane());
     // Scores of pages lack the keys' mean, which shifts all of a column alike.
 #pragma unroll
     for (int j = 0; j < kColumns; j++) w.reference[j] = fmaf(q.mean[State::column(j, lane % 4)], factor[j], w.reference[j]);
@@ -139,9 +159,12 @@ struct Attend {
     const Unit& u = shared.piece.unit;
     Path::load(p, u, shared.query, warp, fresh_lane());
     if (threadIdx.x < Path::kUnitColumns) shared.view.set(p, u, threadIdx.x);
+    const Items& items = shared.piece.items;
+    const int32_t first = items.first_page + shared.piece.from, end = items.first_page + min(shared.piece.to, items.pages);
+    shared.pages.load(p, u.sequence, first, end);
     __syncthreads();
     State w;
-    w.clear(fresh_lane());
+    w.clear();
     pages(p, shared, w);
     rows(p, shared, w);
     // The merge takes the staging memory.

@@ -4,12 +4,31 @@
 
 namespace qkv {
 
-// Lane 4n + t's part of an 8 x 8 operand B that takes the step of a pair to every column.
-__device__ __forceinline__ uint32_t step_operand(uint32_t lane) { return lane % 4 == 0 ? 0x3c00 : 0; }
+// The four lanes of a row hold the pairs of its tokens: lane t those of group t mod J, of J groups a token. As operand A of 8 columns such
+// a word is (step, min) in columns 2t and 2t + 1, so operand B says of which group something is made.
 
-// One that takes the min to even columns and the step to odd ones.
-__device__ __forceinline__ uint32_t min_step_operand(uint32_t lane) {
-  return lane % 4 != 0 ? 0 : lane / 4 % 2 == 0 ? 0x3c000000 : 0x3c00;
+// Part `i` of three f16 numbers that add up to x.
+__device__ __forceinline__ uint16_t part_of(float x, uint32_t i) {
+  const uint16_t first = float_to_half(x);
+  const float rest = x - half_to_float(first);
+  const uint16_t second = float_to_half(rest), third = float_to_half(rest - half_to_float(second));
+  return i == 0 ? first : i == 1 ? second : third;
+}
+
+// Products with a token's J pairs that add up min * (sum of a group's queries), which comes in three parts; and which part of which
+// group row 2t + 1 of operand B of product i has: none if it is not below 3.
+template <int J>
+constexpr int kZeroProducts = J > 2 ? 3 : J;
+template <int J>
+__device__ __forceinline__ uint32_t zero_part(uint32_t i, uint32_t t) {
+  return t < 4 / J * J ? i * (4 / J) + t / J : 3;
+}
+
+// That part of the sum of group t mod J.
+template <int J>
+__device__ __forceinline__ uint32_t zero_operand(float sum, uint32_t i, uint32_t t) {
+  const uint32_t part = zero_part<J>(i, t);
+  return part < 3 ? (uint32_t)part_of(sum, part) << 16 : 0;
 }
 
 // The middle of the codes of a format of `bits`, and the same as f16.
@@ -18,28 +37,22 @@ __host__ __device__ constexpr uint32_t middle_code_half(int bits) {
   return (uint32_t)((13 + bits) << 10 | ((1 << (bits - 1)) - 1) << (11 - bits));
 }
 
-// One that takes what the middle code decodes as to even columns, and the step to odd ones.
-__device__ __forceinline__ uint32_t middle_step_operand(uint32_t lane, int bits) {
-  return lane % 4 != 0 ? 0 : lane / 4 % 2 == 0 ? 0x3c000000 | middle_code_half(bits) : 0x3c00;
-}
+// Operands B of 8 x 8 elements, for each group of a token: lane 4n + t has rows 2t and 2t + 1 of column n, so the group's number shifts
+// them by a lane. In shared memory: where registers are short, reading one costs less than making it.
+struct PairOperands {
+  uint32_t at[36];
 
-// Operands in shared memory: where registers are short, reading one costs less than making it.
-struct Operands {
-  alignas(16) uint32_t one[4];
-  uint32_t middle_step[32];
-
-  // By one warp. `bits`: of the values.
-  __device__ __forceinline__ void set(uint32_t lane, int bits) {
-    if (lane < 4) one[lane] = 0x3c003c00;
-    middle_step[lane] = middle_step_operand(lane, bits);
+  // By one warp: `even` for even columns, `odd` for odd ones.
+  __device__ __forceinline__ void set(uint32_t lane, uint32_t even, uint32_t odd) {
+    for (uint32_t i = lane; i < 36; i += 32) at[i] = i % 4 != 3 ? 0 : i / 4 % 2 == 0 ? even : odd;
   }
 
-  // An operand A of which all are one.
-  __device__ __forceinline__ void ones(uint32_t (&a)[4]) const { load_shared16(a, shared_address(one)); }
-
-  // The lane's `middle_step_operand`.
-  __device__ __forceinline__ uint32_t middle(uint32_t lane) const { return load_shared(shared_address(middle_step + lane)); }
+  __device__ __forceinline__ uint32_t of(uint32_t lane, int group) const { return load_shared(shared_address(at + lane + 3 - group)); }
 };
+
+// Factors of a pair: (step, min) to min, or to what a code decodes as; to `factor` times the step. f16.
+__device__ __forceinline__ uint32_t min_factors(uint32_t code = 0) { return 0x3c000000 | code; }
+constexpr uint32_t kStepFactor = 0x3c00;
 
 // Which tokens of a page exist.
 struct Tail {
@@ -59,7 +72,6 @@ struct Tail {
 struct TokenPairs {
   uint32_t bits[8];
 
-  // `from`: those of the lane's row.
   __device__ __forceinline__ void load(const uint8_t* from) {
     uint4 a = load_cached16(from), b = load_cached16(from + 16);
     bits[0] = a.x, bits[1] = a.y, bits[2] = a.z, bits[3] = a.w;
@@ -89,52 +101,12 @@ struct TokenPairs {
     return most;
   }
 
-  // Steps, and mins or middles, of tokens 16 kb + g and 16 kb + g + 8. `operand`: of `min_step_operand` or `middle_step_operand`.
+  // Steps, and mins or what else even columns of the `operand` make, of tokens 16 kb + g and 16 kb + g + 8.
   __device__ __forceinline__ void values(int kb, uint32_t operand, float (&step)[2], float (&base)[2]) const {
     float q[4] = {};
     mma_f16_k8(q, bits[2 * kb], bits[2 * kb + 1], operand);
     step[0] = q[1], step[1] = q[3];
     base[0] = q[0], base[1] = q[2];
-  }
-};
-
-// What a lane looks at for the largest step of a page: the four lanes of a row share its pairs, `Count` of each token.
-template <int Count>
-struct PairShare {
-  uint32_t bits[2 * Count];
-
-  // `row`: the lane's row.
-  __device__ __forceinline__ void load(const uint8_t* row, uint32_t t) {
-    const uint8_t* from = row + t * (8 * Count);
-    if constexpr (Count % 2 == 0) {
-#pragma unroll
-      for (int i = 0; i < Count / 2; i++) {
-        const uint4 x = load_cached16(from + 16 * i);
-        bits[4 * i] = x.x, bits[4 * i + 1] = x.y, bits[4 * i + 2] = x.z, bits[4 * i + 3] = x.w;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < Count; i++) {
-        const uint2 x = load_cached8(from + 8 * i);
-        bits[2 * i] = x.x, bits[2 * i + 1] = x.y;
-      }
-    }
-  }
-
-  // As of `TokenPairs`.
-  __device__ __forceinline__ void clear(uint32_t g, uint32_t t, int tail) {
-#pragma unroll
-    for (int i = 0; i < 2 * Count; i++) {
-      if ((int)((t * (2 * Count) + i) % 8 * 8 + g) >= tail) bits[i] = 0;
-    }
-  }
-
-  // Largest step, in the low half.
-  __device__ __forceinline__ uint32_t most_half() const {
-    uint32_t most = bits[0];
-#pragma unroll
-    for (int i = 1; i < 2 * Count; i++) most = max_half2(most, bits[i]);
-    return most;
   }
 };
 

@@ -23,15 +23,21 @@ __device__ __forceinline__ const uint8_t* after(const uint8_t* x, Done done) {
   return x;
 }
 
+// Nothing is moved up over this: a branch that is never taken, since there are fewer than 2^31 heads.
+__device__ __forceinline__ void stay_below(const QkvAttend& p) {
+  if ((int32_t)p.heads < 0) asm volatile("trap;");
+}
+
 __device__ __forceinline__ const uint8_t* head_pages(const QkvAttend& p, uint32_t head) {
   return (const uint8_t*)p.pages + (uint64_t)head * p.page_bytes;
 }
 
-// First byte of the lane's part of an operand's pairs, row g of the pages' rows: pairs of a token, or of a channel of values.
+// First byte of the lane's part of an operand's pairs, row g of the pages' rows: of a channel of values, or of one group of a token.
 template <class F, int D>
-__device__ __forceinline__ uint32_t pair_byte(uint32_t g) {
-  if constexpr (F::kChannel) return g * (D / 2);
-  return g * Groups<F, D>::kCount * 32;
+__device__ __forceinline__ uint32_t pair_byte(uint32_t lane) {
+  constexpr int kCount = Groups<F, D>::kCount;
+  if constexpr (F::kChannel) return lane / 4 * (D / 2);
+  return (lane / 4 * kCount + lane % 4 % kCount) * 32;
 }
 
 // Pages of one format.
@@ -48,9 +54,9 @@ struct Places {
   __device__ __forceinline__ Places(const QkvAttend& p, uint32_t head, uint32_t lane) {
     const uint8_t* page = head_pages(p, head);
     codes = keep(page + lane * 16);
-    const uint32_t at = KF::kChannel ? lane % 4 * (DK / 2) : pair_byte<KF, DK>(lane / 4);
+    const uint32_t at = KF::kChannel ? lane % 4 * (DK / 2) : pair_byte<KF, DK>(lane);
     if (KF::kPairs) key_distance = keep(p.at[0].pairs + at - lane * 16);
-    if (VF::kPairs && !kAlike) value_distance = keep(p.at[1].pairs + pair_byte<VF, DV>(lane / 4) - lane * 16);
+    if (VF::kPairs && !kAlike) value_distance = keep(p.at[1].pairs + pair_byte<VF, DV>(lane) - lane * 16);
   }
 
   // Those of the page `distance` bytes behind the first.

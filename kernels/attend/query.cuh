@@ -128,14 +128,6 @@ __device__ __forceinline__ float from_row_type(uint16_t x, bool bfloat) {
   return bfloat ? bfloat_to_float(x) : half_to_float(x);
 }
 
-// Part `i` of three f16 numbers that add up to x.
-__device__ __forceinline__ uint16_t part_of(float x, uint32_t i) {
-  const uint16_t first = float_to_half(x);
-  const float rest = x - half_to_float(first);
-  const uint16_t second = float_to_half(rest), third = float_to_half(rest - half_to_float(second));
-  return i == 0 ? first : i == 1 ? second : third;
-}
-
 // Place of (step of 16, lane, 16-bit element) of channel c and column n in B operands, in units of 16 bits within a tile of 8
 // columns. Pages take channels 16 kb + {2t, 2t + 1, 2t + 8, 2t + 9} of lane t, rows eight neighbours 32j + 8t ...
 __device__ __forceinline__ uint32_t page_place(uint32_t c, uint32_t n) {

@@ -12,9 +12,6 @@ struct Staged {
   static constexpr int kBytes = 16 * kChannels * 2;
 };
 
-// Shared memory of a warp: 16 rows of values, or fragments of a page.
-constexpr int kStageBytes = 4096;
-
 // Rows of one operand of a head.
 struct RowMemory {
   const uint8_t* base;
@@ -133,7 +130,7 @@ __device__ __forceinline__ void row_step(const HalfQuery<DK, NT>& q, const RowMe
     float one[kColumns];
 #pragma unroll
     for (int j = 0; j < kColumns; j++) one[j] = 1;
-    w.move(most, one);
+    w.template move<false>(most, one);
   }
   uint32_t b[2][NT][2];
 #pragma unroll

@@ -132,6 +132,10 @@ kernels! {
     /// Attention: see `launch/instances.rs`.
     AttendDefault2Wide128 = "attend_default2"::"qkv_attend_default2_wide_128",
     /// Attention: see `launch/instances.rs`.
+    AttendGroup8Integer128 = "attend_group"::"qkv_attend_group8_integer_128",
+    /// Attention: see `launch/instances.rs`.
+    AttendGroup8Half128 = "attend_group"::"qkv_attend_group8_half_128",
+    /// Attention: see `launch/instances.rs`.
     AttendToken4Integer128 = "attend_token"::"qkv_attend_token4_integer_128",
     /// Attention: see `launch/instances.rs`.
     AttendToken4Half128 = "attend_token"::"qkv_attend_token4_half_128",

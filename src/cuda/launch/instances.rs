@@ -52,52 +52,54 @@ impl Codes {
 
 #[rustfmt::skip]
 pub(crate) const INSTANCES: &[Instance] = &[
-    Instance { kernel: Kernel::AttendAny64, key_dim: 64, value_dim: 64, columns: 8, formats: None, integer: false, shared: 21_168, resident: 3 },
-    Instance { kernel: Kernel::AttendAnyWide64, key_dim: 64, value_dim: 64, columns: 16, formats: None, integer: false, shared: 25_680, resident: 2 },
-    Instance { kernel: Kernel::AttendAny80, key_dim: 80, value_dim: 80, columns: 8, formats: None, integer: false, shared: 22_832, resident: 3 },
-    Instance { kernel: Kernel::AttendAnyWide80, key_dim: 80, value_dim: 80, columns: 16, formats: None, integer: false, shared: 29_008, resident: 2 },
-    Instance { kernel: Kernel::AttendAny96, key_dim: 96, value_dim: 96, columns: 8, formats: None, integer: false, shared: 23_344, resident: 3 },
-    Instance { kernel: Kernel::AttendAnyWide96, key_dim: 96, value_dim: 96, columns: 16, formats: None, integer: false, shared: 30_032, resident: 2 },
-    Instance { kernel: Kernel::AttendAny112, key_dim: 112, value_dim: 112, columns: 8, formats: None, integer: false, shared: 25_008, resident: 3 },
-    Instance { kernel: Kernel::AttendAny128, key_dim: 128, value_dim: 128, columns: 8, formats: None, integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendAnyWide128, key_dim: 128, value_dim: 128, columns: 16, formats: None, integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendAny256, key_dim: 256, value_dim: 256, columns: 8, formats: None, integer: false, shared: 34_224, resident: 2 },
-    Instance { kernel: Kernel::AttendAny192128, key_dim: 192, value_dim: 128, columns: 8, formats: None, integer: false, shared: 29_872, resident: 3 },
-    Instance { kernel: Kernel::AttendF16Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 21_168, resident: 3 },
-    Instance { kernel: Kernel::AttendF16Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 25_680, resident: 3 },
-    Instance { kernel: Kernel::AttendF16Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendF16Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendE4m3Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 21_168, resident: 3 },
-    Instance { kernel: Kernel::AttendE4m3Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 25_680, resident: 3 },
-    Instance { kernel: Kernel::AttendE4m3Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendE4m3Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendInt8Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: true, shared: 18_640, resident: 4 },
-    Instance { kernel: Kernel::AttendInt8Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: true, shared: 20_176, resident: 4 },
-    Instance { kernel: Kernel::AttendInt8Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: false, shared: 21_168, resident: 3 },
-    Instance { kernel: Kernel::AttendInt8Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: false, shared: 25_680, resident: 3 },
-    Instance { kernel: Kernel::AttendInt8Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendInt8Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendDefault4Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: true, shared: 22_736, resident: 4 },
-    Instance { kernel: Kernel::AttendDefault4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: true, shared: 28_880, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault4Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 21_168, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault4Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 25_680, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault4Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendDefault2Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 22_736, resident: 4 },
-    Instance { kernel: Kernel::AttendDefault2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 28_880, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault2Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 21_168, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault2Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 25_680, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendDefault2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendToken4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: true, shared: 20_176, resident: 4 },
-    Instance { kernel: Kernel::AttendToken4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendToken4Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendToken2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: true, shared: 20_176, resident: 4 },
-    Instance { kernel: Kernel::AttendToken2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendToken2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: false, shared: 34_384, resident: 2 },
-    Instance { kernel: Kernel::AttendToken1Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: true, shared: 20_176, resident: 4 },
-    Instance { kernel: Kernel::AttendToken1Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 25_520, resident: 3 },
-    Instance { kernel: Kernel::AttendToken1Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 34_384, resident: 2 },
+    Instance { kernel: Kernel::AttendAny64, key_dim: 64, value_dim: 64, columns: 8, formats: None, integer: false, shared: 22_352, resident: 3 },
+    Instance { kernel: Kernel::AttendAnyWide64, key_dim: 64, value_dim: 64, columns: 16, formats: None, integer: false, shared: 26_864, resident: 2 },
+    Instance { kernel: Kernel::AttendAny80, key_dim: 80, value_dim: 80, columns: 8, formats: None, integer: false, shared: 24_016, resident: 3 },
+    Instance { kernel: Kernel::AttendAnyWide80, key_dim: 80, value_dim: 80, columns: 16, formats: None, integer: false, shared: 30_192, resident: 2 },
+    Instance { kernel: Kernel::AttendAny96, key_dim: 96, value_dim: 96, columns: 8, formats: None, integer: false, shared: 24_528, resident: 3 },
+    Instance { kernel: Kernel::AttendAnyWide96, key_dim: 96, value_dim: 96, columns: 16, formats: None, integer: false, shared: 31_216, resident: 2 },
+    Instance { kernel: Kernel::AttendAny112, key_dim: 112, value_dim: 112, columns: 8, formats: None, integer: false, shared: 30_288, resident: 3 },
+    Instance { kernel: Kernel::AttendAny128, key_dim: 128, value_dim: 128, columns: 8, formats: None, integer: false, shared: 30_800, resident: 3 },
+    Instance { kernel: Kernel::AttendAnyWide128, key_dim: 128, value_dim: 128, columns: 16, formats: None, integer: false, shared: 43_760, resident: 2 },
+    Instance { kernel: Kernel::AttendAny256, key_dim: 256, value_dim: 256, columns: 8, formats: None, integer: false, shared: 47_696, resident: 3 },
+    Instance { kernel: Kernel::AttendAny192128, key_dim: 192, value_dim: 128, columns: 8, formats: None, integer: false, shared: 35_152, resident: 3 },
+    Instance { kernel: Kernel::AttendF16Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 14_160, resident: 3 },
+    Instance { kernel: Kernel::AttendF16Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 18_672, resident: 3 },
+    Instance { kernel: Kernel::AttendF16Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendF16Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::F16, Codes::F16)), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendE4m3Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 14_160, resident: 3 },
+    Instance { kernel: Kernel::AttendE4m3Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 18_672, resident: 3 },
+    Instance { kernel: Kernel::AttendE4m3Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendE4m3Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::E4m3, Codes::E4m3)), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendInt8Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: true, shared: 11_616, resident: 4 },
+    Instance { kernel: Kernel::AttendInt8Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: true, shared: 21_344, resident: 4 },
+    Instance { kernel: Kernel::AttendInt8Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: false, shared: 14_160, resident: 3 },
+    Instance { kernel: Kernel::AttendInt8Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Token(8, 64), Codes::Token(8, 64))), integer: false, shared: 18_672, resident: 3 },
+    Instance { kernel: Kernel::AttendInt8Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendInt8Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(8, 128), Codes::Token(8, 128))), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendDefault4Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: true, shared: 15_712, resident: 4 },
+    Instance { kernel: Kernel::AttendDefault4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: true, shared: 30_048, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault4Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 14_160, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault4Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 18_672, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault4Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(4, 64), Codes::Token(4, 64))), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendDefault2Integer64, key_dim: 64, value_dim: 64, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 15_712, resident: 4 },
+    Instance { kernel: Kernel::AttendDefault2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: true, shared: 30_048, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault2Half64, key_dim: 64, value_dim: 64, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 14_160, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault2Wide64, key_dim: 64, value_dim: 64, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 18_672, resident: 2 },
+    Instance { kernel: Kernel::AttendDefault2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendDefault2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Channel(2, 32), Codes::Token(2, 32))), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendGroup8Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(8, 32), Codes::Token(8, 32))), integer: true, shared: 21_344, resident: 3 },
+    Instance { kernel: Kernel::AttendGroup8Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(8, 32), Codes::Token(8, 32))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendToken4Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: true, shared: 21_344, resident: 4 },
+    Instance { kernel: Kernel::AttendToken4Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendToken4Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(4, 128), Codes::Token(4, 128))), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendToken2Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: true, shared: 21_344, resident: 4 },
+    Instance { kernel: Kernel::AttendToken2Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendToken2Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(2, 128), Codes::Token(2, 128))), integer: false, shared: 35_568, resident: 2 },
+    Instance { kernel: Kernel::AttendToken1Integer128, key_dim: 128, value_dim: 128, columns: 4, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: true, shared: 21_344, resident: 4 },
+    Instance { kernel: Kernel::AttendToken1Half128, key_dim: 128, value_dim: 128, columns: 8, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 26_704, resident: 3 },
+    Instance { kernel: Kernel::AttendToken1Wide128, key_dim: 128, value_dim: 128, columns: 16, formats: Some((Codes::Token(1, 128), Codes::Token(1, 128))), integer: false, shared: 35_568, resident: 2 },
 ];
 
 /// Kernels whose code for compute capability 10 and later takes more registers: a multiprocessor holds one block fewer
@@ -110,11 +112,15 @@ const FEWER_ON_BLACKWELL: [Kernel; 5] = [
     Kernel::AttendDefault4Half128,
 ];
 
+/// Shared memory that the driver takes for each block.
+const RESERVED: u32 = 1024;
+
 impl Instance {
-    /// Blocks of its launch: as many as the device holds at a time.
+    /// Blocks of its launch: as many as the device holds at a time. Some devices have less shared memory than registers.
     pub(crate) fn blocks(&self, device: &Device) -> u32 {
         let fewer = device.compute_capability() >= 100 && FEWER_ON_BLACKWELL.contains(&self.kernel);
-        device.multiprocessors() * (self.resident - u32::from(fewer))
+        let of_shared = (device.shared_limit() + RESERVED) / (self.shared + RESERVED);
+        device.multiprocessors() * (self.resident - u32::from(fewer)).min(of_shared).max(1)
     }
 
     fn fits(&self, (key_dim, value_dim): (usize, usize), l: &LayerConfig) -> bool {
@@ -124,9 +130,9 @@ impl Instance {
     }
 }
 
-/// The kernel for `columns` (queries times query heads of a kv head) over a layer: one for its formats where there is one, on the
-/// integer path where `integer` allows it and all columns fit; else the one that takes the fewest passes over the pages, and has no
-/// more columns than that needs.
+/// The kernel for `columns` (queries times query heads of a kv head) over a layer: on the integer path where `integer` allows it and all
+/// columns fit; else one that takes the fewest passes over the pages, of these one for the layer's formats where there is one, with
+/// no more columns than that needs.
 pub(crate) fn instance(
     dims: (usize, usize),
     layer: &LayerConfig,
@@ -135,7 +141,7 @@ pub(crate) fn instance(
 ) -> Result<&'static Instance> {
     let usable = |i: &&Instance| i.fits(dims, layer) && (!i.integer || (integer && columns <= i.columns));
     let rank = |i: &&Instance| {
-        (i.integer, i.formats.is_some(), Reverse(columns.div_ceil(i.columns)), Reverse(i.columns))
+        (i.integer, Reverse(columns.div_ceil(i.columns)), i.formats.is_some(), Reverse(i.columns))
     };
     INSTANCES.iter().filter(usable).max_by_key(rank).ok_or_else(|| Error::Unsupported {
         what: "head dims",

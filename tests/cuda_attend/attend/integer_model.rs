@@ -43,6 +43,13 @@ fn products(pairs: impl IntoIterator<Item = (f32, f32)>) -> f32 {
     pairs.into_iter().fold(0.0, |sum, (a, b)| a.mul_add(b, sum))
 }
 
+/// What product `i` of a token's pairs, of which there are `groups`, adds to its zero term: group and part of the group's sum. Four pairs
+/// enter a product, those of group t modulo `groups` for t = 0 .. 3, so where there are fewer groups, several parts of each.
+fn zero_parts(i: usize, groups: usize) -> impl Iterator<Item = (usize, usize)> {
+    let each = 4 / groups;
+    (0..each * groups).map(move |t| (t % groups, each * i + t / groups)).filter(|(_, part)| *part < 2)
+}
+
 /// Adds up partial sums: element i takes up element i ^ stride, for each stride in turn.
 fn add_up<const N: usize>(mut x: [f32; N], strides: &[usize]) -> f32 {
     for s in strides {
@@ -363,12 +370,12 @@ impl Model<'_> {
         match &q.page {
             PageQuery::Token { fixed, sums } => (0..tokens)
                 .map(|t| {
-                    let (mut score, codes, pairs) = (0.0, keys.codes(t), keys.pairs(t).chunks(group));
-                    let groups = codes.chunks(group).zip(fixed.chunks(group)).zip(pairs).zip(sums);
-                    for (((codes, fixed), pairs), parts) in groups {
-                        let (step, min) = pairs[0];
-                        let zero = score + products(parts.iter().map(|part| (min, *part)));
-                        score = sum(codes, fixed).mul_add(step * SMALL, zero);
+                    let pairs: Vec<(f32, f32)> = keys.pairs(t).chunks(group).map(|p| p[0]).collect();
+                    let codes = keys.codes(t).chunks(group).zip(fixed.chunks(group));
+                    let mut score = 0.0;
+                    for (i, ((codes, fixed), (step, _))) in codes.zip(&pairs).enumerate() {
+                        let parts = zero_parts(i, sums.len()).map(|(j, part)| (pairs[j].1, sums[j][part]));
+                        score = sum(codes, fixed).mul_add(step * SMALL, score + products(parts));
                     }
                     score
                 })

@@ -450,6 +450,7 @@ fn own(d: usize) -> Vec<(Format, Format)> {
         (Affine::per_channel(Bits::B2, 32).into(), token(Bits::B2, 32)),
     ];
     if d == 128 {
+        all.push((token(Bits::B8, 32), token(Bits::B8, 32)));
         all.extend([Bits::B4, Bits::B2, Bits::B1].map(|b| (token(b, d), token(b, d))));
     }
     all
