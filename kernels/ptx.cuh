@@ -237,4 +237,11 @@ __device__ __forceinline__ uint32_t max_half2(uint32_t a, uint32_t b) {
   return d;
 }
 
+// The same, NaN where one of them is.
+__device__ __forceinline__ uint32_t max_half2_nan(uint32_t a, uint32_t b) {
+  uint32_t d;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(d) : "r"(a), "r"(b));
+  return d;
+}
+
 }  // namespace qkv

@@ -239,7 +239,7 @@ struct AnyValues {
       load(0);
       largest = pair.most_float();
     }
-    to_weights<D, NT>(factor, token || scaled, largest, s, w);
+    to_weights<D, NT>(factor, token || scaled, largest, s, w, [] { return 0.0f; });
 
     uint2 b[NT][4], low[NT][kPartsInShared<D> ? 1 : 4];
     auto low_part = [&](int nt, int kb) -> uint2& {

@@ -61,9 +61,12 @@ struct HalfState {
   __device__ __forceinline__ void load_zero(int b, float (&z)[kColumns]) const {
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
-      const float2 x = kSharedZeros ? load_shared_pair(zeros_at + (b * NT + nt) * 256)
-                                    : make_float2(zero[b][2 * nt], zero[b][2 * nt + 1]);
-      z[2 * nt] = x.x, z[2 * nt + 1] = x.y;
+      if constexpr (kSharedZeros) {
+        const float2 x = load_shared_pair(zeros_at + (b * NT + nt) * 256);
+        z[2 * nt] = x.x, z[2 * nt + 1] = x.y;
+      } else {
+        z[2 * nt] = zero[b][2 * nt], z[2 * nt + 1] = zero[b][2 * nt + 1];
+      }
     }
   }
 
@@ -76,6 +79,14 @@ struct HalfState {
         zero[b][2 * nt] = z[2 * nt], zero[b][2 * nt + 1] = z[2 * nt + 1];
       }
     }
+  }
+
+  // A pair's channels are no numbers.
+  __device__ __forceinline__ void spoil_zero(int b) {
+    float z[kColumns];
+#pragma unroll
+    for (int j = 0; j < kColumns; j++) z[j] = from_bits(0x7fffffff);
+    store_zero(b, z);
   }
 
   // Before pages: steps are taken for as small as that. Nothing has been summed.
@@ -144,11 +155,11 @@ struct HalfState {
 };
 
 // Scores, which `factor` takes to log2 units, become weights; references and the lift move where they must. `largest`: the
-// lane's largest step, where weights are `scaled` by steps.
-template <int D, int NT, int Zeros>
+// lane's largest step, where weights are `scaled` by steps; if it is not a number, `repair` tells another.
+template <int D, int NT, int Zeros, class Repair>
 __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool scaled, float largest, float (&s)[8][2 * NT],
-                                           HalfState<D, NT, Zeros>& w) {
-  const bool grow = scaled && largest > w.most_step();
+                                           HalfState<D, NT, Zeros>& w, Repair repair) {
+  bool grow = scaled && !(largest <= w.most_step());
   bool move = grow;
   float most[2 * NT];
 #pragma unroll
@@ -159,7 +170,10 @@ __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool s
     move |= fmaf(most[j], factor[j], -w.reference[j]) > w.limit;
   }
   if (__any_sync(kAllLanes, move)) {
-    if (__any_sync(kAllLanes, grow)) w.fit(warp_max(largest));
+    if (__any_sync(kAllLanes, grow)) {
+      if (__any_sync(kAllLanes, largest != largest)) largest = repair();
+      if (__any_sync(kAllLanes, largest > w.most_step())) w.fit(warp_max(largest));
+    }
     w.template move<true>(most, factor);
   }
 #pragma unroll
@@ -198,9 +212,21 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
   if (kPerToken || token_scale) {
     pair.load(pairs);
     if (!tail.whole) pair.clear(g, tail.tokens());
-    largest = kPerToken ? half_to_float((uint16_t)pair.most_half()) : pair.most_float();
+    largest = kPerToken ? pair.template most_half<(G::kCount > 1)>() : pair.most_float();
   }
-  to_weights<D, NT>(factor, kPerToken || token_scale, largest, s, w);
+  to_weights<D, NT>(factor, kPerToken || token_scale, largest, s, w, [&] {
+    if constexpr (kPerToken && G::kCount > 1) {
+      // The channels of a group that is not a number are none; all others are what they are.
+      const uint32_t none = pair.template take_out<G::kCount>();
+#pragma unroll
+      for (int j = 0; j < G::kCount; j++) {
+        if (none >> j & 1) w.spoil_zero(j);
+      }
+      return pair.template most_half<false>();
+    } else {
+      return 0.0f;
+    }
+  });
 
   // Weights as operand B: [16 tokens][two halves].
   uint32_t b[NT][4][2], low[F::kBfloat ? NT : 1][4][2];

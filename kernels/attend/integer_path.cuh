@@ -253,21 +253,38 @@ __device__ __forceinline__ void integer_values(const QkvAttend& p, const PairOpe
   TokenPairs pair;
   pair.load(pairs);
   if (!tail.whole) pair.clear(lane / 4, tail.tokens());
-#pragma unroll
-  for (int j = 0; j < G::kCount; j++) {
+  // Of a group; returns what its weighted mins are then.
+  auto weigh = [&](int j) {
     const uint32_t operand = operands.of(lane, j);
+    float zero = w.zero[j];
 #pragma unroll
     for (int kb = 0; kb < 4; kb++) {
       float step[2], min[2];
       pair.values(kb, operand, step, min);
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        w.zero[j] = fmaf(s[2 * kb + h][0], min[h], w.zero[j]);
+        zero = fmaf(s[2 * kb + h][0], min[h], zero);
         y[j][2 * kb + h] = s[2 * kb + h][0] * step[h];
         largest = fmaxf(largest, y[j][2 * kb + h]);
       }
     }
+    return zero;
+  };
+  float zero = weigh(0);
+  if constexpr (G::kCount > 1) {
+    // Any group that is not a number shows in the first one's sums. Its channels are none; all others are what they are.
+    if (__any_sync(kAllLanes, zero != zero)) {
+      const uint32_t none = pair.template take_out<G::kCount>();
+#pragma unroll
+      for (int j = 0; j < G::kCount; j++) {
+        if (none >> j & 1) w.zero[j] = from_bits(0x7fffffff);
+      }
+      zero = weigh(0);
+    }
   }
+  w.zero[0] = zero;
+#pragma unroll
+  for (int j = 1; j < G::kCount; j++) w.zero[j] = weigh(j);
   largest = rows_max(largest);
   const float unit = largest * (1.0f / 65535), inverse = reciprocal_fast(unit);
   uint32_t b[G::kCount][4];

@@ -5,7 +5,8 @@
 namespace qkv {
 
 // The four lanes of a row hold the pairs of its tokens: lane t those of group t mod J, of J groups a token. As operand A of 8 columns such
-// a word is (step, min) in columns 2t and 2t + 1, so operand B says of which group something is made.
+// a word is (step, min) in columns 2t and 2t + 1, so operand B says of which group something is made. Since 0 times NaN is NaN, a group
+// that is not a number would make the token's others so, too: for values such pairs are taken out first (`take_out`).
 
 // Part `i` of three f16 numbers that add up to x.
 __device__ __forceinline__ uint16_t part_of(float x, uint32_t i) {
@@ -50,7 +51,7 @@ struct PairOperands {
   __device__ __forceinline__ uint32_t of(uint32_t lane, int group) const { return load_shared(shared_address(at + lane + 3 - group)); }
 };
 
-// Factors of a pair: (step, min) to min, or to what a code decodes as; to `factor` times the step. f16.
+// Factors of a pair, in f16: (step, min) to min, or to what `code` decodes as; and to the step.
 __device__ __forceinline__ uint32_t min_factors(uint32_t code = 0) { return 0x3c000000 | code; }
 constexpr uint32_t kStepFactor = 0x3c00;
 
@@ -86,12 +87,29 @@ struct TokenPairs {
     }
   }
 
-  // Largest step, in the low half.
-  __device__ __forceinline__ uint32_t most_half() const {
+  // Largest step. With `Nan`: NaN if one is.
+  template <bool Nan>
+  __device__ __forceinline__ float most_half() const {
     uint32_t most = bits[0];
 #pragma unroll
-    for (int i = 1; i < 8; i++) most = max_half2(most, bits[i]);
-    return most;
+    for (int i = 1; i < 8; i++) most = Nan ? max_half2_nan(most, bits[i]) : max_half2(most, bits[i]);
+    return half_to_float((uint16_t)most);
+  }
+
+  // Makes pairs that are not numbers 0. Bit t of the result: some of group t mod J was none.
+  template <int J>
+  __device__ __forceinline__ uint32_t take_out() {
+    bool none = false;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+      const bool nan = (bits[i] & 0x7fff) > 0x7c00 || (bits[i] >> 16 & 0x7fff) > 0x7c00;
+      none |= nan;
+      bits[i] = nan ? 0 : bits[i];
+    }
+    uint32_t lanes = __ballot_sync(0xffffffff, none);
+#pragma unroll
+    for (int s = 4; s < 32; s *= 2) lanes |= lanes >> s;
+    return lanes & ((1u << J) - 1);
   }
 
   __device__ __forceinline__ float most_float() const {

@@ -36,6 +36,8 @@ pub(crate) struct Twins {
     pub(crate) magnitude: [f32; 2],
     /// Whether values are of one size, so that steps of all tokens are the same.
     pub(crate) signs: bool,
+    /// Row of a step and channel of the values that is no number, in all heads.
+    pub(crate) hole: Option<(usize, usize)>,
 }
 
 /// A step whose layer has appended on both sides.
@@ -78,6 +80,7 @@ impl Twins {
             wild: true,
             magnitude: [1.0; 2],
             signs: false,
+            hole: None,
         }
     }
 
@@ -133,13 +136,18 @@ impl Twins {
             .map(|(i, d)| {
                 let (shape, n) = layout(random, [rows, c.kv_heads, *d]);
                 let wild = random.below(4) == 0 && self.wild;
-                let x: Vec<f32> = (0..n)
+                let mut x: Vec<f32> = (0..n)
                     .map(|_| match random.below(600) {
                         0 if wild => random.pick(&[f32::NAN, f32::INFINITY, 1e30, -7e4, 0.0, -0.0, 1e-7]),
                         _ if i == 1 && self.signs => self.magnitude[i].copysign(random.normal()),
                         _ => random.normal() * self.magnitude[i],
                     })
                     .collect();
+                if let (1, Some((row, channel))) = (i, self.hole) {
+                    for head in (0..c.kv_heads).filter(|_| row < rows) {
+                        x[crate::gpu::row(&shape, row, head) + channel * shape.strides[3]] = f32::NAN;
+                    }
+                }
                 (Host::new(dtype, &x), shape)
             })
             .collect();

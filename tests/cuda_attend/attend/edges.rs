@@ -1,6 +1,6 @@
 //! Attention on the device: what must not leak, what it costs.
 
-use super::{config, own};
+use super::{Case, channels, config, own, run};
 use crate::gpu::{Gpu, Host, Random, contiguous};
 use crate::layer::Twins;
 use crate::still::Still;
@@ -85,6 +85,37 @@ fn queries_that_are_no_numbers_stay_in_their_rows() {
                     assert!(x.iter().all(|x| x.is_nan()), "{key:?} {value:?} row {row}: {x:?}");
                 } else {
                     assert_eq!(x, y, "{key:?} {value:?} row {row}");
+                }
+            }
+        }
+    }
+}
+
+/// A group of values that is not a number is none, and no other channel: all groups of a token enter the tensor cores together.
+#[test]
+fn values_that_are_no_numbers_stay_in_their_group() {
+    let gpu = Gpu::new();
+    for d in [64, 96, 128] {
+        let any = (Format::Bf16, Format::from(qkv::Affine::per_token(qkv::Bits::B3, 32)));
+        let all = if d == 96 { vec![any] } else { own(d) };
+        for (i, (key, value)) in all.into_iter().enumerate() {
+            for (group, channel) in [(4, 0), (7, d - 1), (13, d / 2)] {
+                let mut case = Case::new(config(key, value, 1, d), group, &[300], &[1]);
+                case.hole = Some((130, channel));
+                let ran = run(&gpu, &case, &mut Random::new(40 + i as u64));
+                for head in 0..group {
+                    let (got, want) = (channels(&ran.out, 0, head), &ran.cpu_out[head * d..][..d]);
+                    let what = format!("{key:?} {value:?} {group}");
+                    // Others stay numbers, unless one group or rotation has all channels.
+                    let part = value.as_affine().is_none_or(|a| a.group.max(a.rotate.unwrap_or(0)) < d);
+                    assert!(
+                        want[channel].is_nan() && part == want.iter().any(|x| x.is_finite()),
+                        "{what}: {want:?}"
+                    );
+                    for (c, (x, y)) in got.iter().zip(want).enumerate() {
+                        let same = if y.is_nan() { x.is_nan() } else { (x - y).abs() < 2e-3 };
+                        assert!(same, "{what}, channel {c}: {x}, the CPU has {y}");
+                    }
                 }
             }
         }

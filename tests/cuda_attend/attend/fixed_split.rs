@@ -2,7 +2,7 @@
 
 use super::{config, own};
 use crate::gpu::{Gpu, Random};
-use crate::still::Still;
+use crate::still::{Still, small_bytes};
 use qkv::cuda::launch::attend_workspace_fixed;
 use qkv::{Affine, Bits, CacheConfig, Error};
 
@@ -77,6 +77,38 @@ fn a_sequence_has_the_same_bits_in_every_batch() {
         differs |= batch(&gpu, &c, &[1], group, Some(pages + 1), 1) != one;
     }
     assert!(differs, "the comparison sees no difference where there must be some");
+}
+
+/// A block lists 256 pages at a time: results of splits that are longer are those of short ones. The last page is seen most.
+#[test]
+fn splits_longer_than_the_list_of_pages() {
+    let gpu = Gpu::new();
+    for (i, (key, value)) in own(64).into_iter().enumerate() {
+        // Up to the end of a list, one page behind it, one for each warp, all of another list, and one more.
+        let pages = [256, 257, 259, 260, 512, 513][i % 6];
+        let group = if i % 2 == 0 { 3 } else { 8 };
+        let c = config(key, value, 1, 64).with_residual(Some(32)).with_sinks(0).with_capacity(1, 64 * 520);
+        let q: Vec<f32> = Random::new(5).normals(group * 64).iter().map(|x| x.abs()).collect();
+        let attend = |split, loud: bool| {
+            let mut still = Still::new(&gpu, c.clone(), &[64 * pages + 40]);
+            let (table, block) = (gpu.down(&still.tables), c.block_bytes().unwrap());
+            // Codes and pairs that are small in every format, and larger ones.
+            let mut bytes: Vec<u8> = small_bytes(520 * block).iter().map(|b| b & 0x0b).collect();
+            bytes[table[pages - 1] as usize * block..][..block].fill(if loud { 0x3b } else { 0x0b });
+            still.layer.pages = gpu.up(&bytes);
+            still.split = Some(split);
+            still.workspace = gpu.zeros(attend_workspace_fixed(&c, split, group, 1, 1).unwrap().max(1));
+            still.attend(&gpu, group, &q)
+        };
+        let [short, long, quiet] = [attend(16, true), attend(600, true), attend(600, false)];
+        // Rotated values are large in few channels, so rows are compared.
+        for row in (0..group).map(|r| 64 * r..64 * (r + 1)) {
+            let norm = |f: &dyn Fn(usize) -> f32| row.clone().map(|i| f(i).powi(2)).sum::<f32>().sqrt();
+            let (apart, loud) = (norm(&|i| long[i] - short[i]), norm(&|i| short[i]));
+            let what = format!("{key:?} {value:?}, {pages} pages: {apart} of {loud}");
+            assert!(apart <= 2e-3 * loud && loud > 1.2 * norm(&|i| quiet[i]), "{what}");
+        }
+    }
 }
 
 #[test]

@@ -32,6 +32,8 @@ struct Case {
     magnitude: [f32; 2],
     /// Values are of one size.
     signs: bool,
+    /// Row of each step before, and its channel of the values that is no number.
+    hole: Option<(usize, usize)>,
     /// Tokens of each sequence before the step, and new ones.
     before: Vec<usize>,
     new: Vec<usize>,
@@ -52,6 +54,7 @@ impl Case {
             sharpness: 1.0,
             magnitude: [1.0; 2],
             signs: false,
+            hole: None,
             before: before.to_vec(),
             new: new.to_vec(),
             pad: false,
@@ -153,7 +156,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Ran {
     let mut twins = Twins::new(gpu, c.clone(), 1 + c.max_sequences * c.blocks_per_sequence());
     twins.wild = false;
     twins.magnitude = case.magnitude;
-    twins.signs = case.signs;
+    (twins.signs, twins.hole) = (case.signs, case.hole);
     let seats: Vec<Seat> = case.before.iter().map(|_| twins.cpu.open().unwrap()).collect();
     // In pieces, so that a step is not longer than tensors like it.
     let most = case.before.iter().copied().max().unwrap_or(0);
@@ -161,6 +164,7 @@ fn run(gpu: &Gpu, case: &Case, random: &mut Random) -> Ran {
         let counts: Vec<usize> = case.before.iter().map(|n| n.saturating_sub(at).min(512)).collect();
         twins.step(gpu, random, &seats, &counts, false);
     }
+    twins.hole = None;
     let query_dtype = random.pick(&[Dtype::F16, Dtype::Bf16]);
     let sinks: Vec<f32> = (0..query_heads).map(|_| random.normal()).collect();
     let mut inner = Random::new(random.bits());
