@@ -25,6 +25,9 @@ pub(crate) fn formats(d: usize) -> Vec<Named> {
             all.push((format!("int{} default", bits.get()), key, value));
         }
         all.push(same(&format!("int{} one pair", bits.get()), one_pair));
+        if bits == Bits::B8 {
+            all.push(same("int8 groups of 32", Affine::per_token(bits, 32).into()));
+        }
     }
     all
 }

@@ -92,6 +92,9 @@ struct AnyKeys {
     const float unit = affine ? power_of_two(24) : 1.0f;
     uint4* a = staged(stage, lane);
     const uint8_t* steps = pairs;
+    // Of this page: nothing of it is kept for the next one.
+#pragma unroll
+    for (int j = 0; j < 2 * NT; j++) fold.zero[j] = 0;
 #pragma unroll
     for (int mt = 0; mt < 4; mt++) {
       if (channel && (mt == 0 || (mt == 2 && f.group == 32))) {
@@ -103,7 +106,7 @@ struct AnyKeys {
       for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-          zero[nt][i] = channel ? fold.zero[2 * nt + i % 2] : 0.0f;
+          zero[nt][i] = fold.zero[2 * nt + i % 2];
           s[2 * mt + i / 2][2 * nt + i % 2] = 0;
         }
       }
@@ -193,13 +196,13 @@ struct AnyValues {
   static constexpr bool kPartsInShared = (D > 128);
   // What a warp's stage is used for: fragments, and behind them those parts.
   template <int D, int NT>
-  static constexpr int kUsedBytes = kFragmentBytes + (kPartsInShared<D> ? 1024 * NT : 0);
+  static constexpr int kStageUsed = kFragmentBytes + (kPartsInShared<D> ? 1024 * NT : 0);
   template <int D>
   static constexpr int kZeros = Dims<D>::kBlocks;
 
   template <int D, int NT>
   static __device__ __forceinline__ void begin(const QkvAttend& p, uint8_t* stage, HalfState<D, NT, kZeros<D>>& w) {
-    w.clear_zeros(stage + kUsedBytes<D, NT>);
+    w.clear_zeros(stage + kStageUsed<D, NT>);
     const QkvFormat& f = p.format[1];
     if (f.kind == QKV_KIND_AFFINE && !f.per_channel) w.lift(25);
     if (f.kind != QKV_KIND_AFFINE && f.granularity == QKV_SCALE_TOKEN_HEAD) w.lift(90);
@@ -239,7 +242,10 @@ struct AnyValues {
       load(0);
       largest = pair.most_float();
     }
-    to_weights<D, NT>(factor, token || scaled, largest, s, w, [] { return 0.0f; });
+    to_weights<D, NT>(factor, token || scaled, largest, s, w, [&] {
+      // A lane whose pairs are all no numbers has no say. Those of other groups stay apart here.
+      return largest == largest ? largest : 0.0f;
+    });
 
     uint2 b[NT][4], low[NT][kPartsInShared<D> ? 1 : 4];
     auto low_part = [&](int nt, int kb) -> uint2& {

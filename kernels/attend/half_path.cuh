@@ -15,7 +15,7 @@ struct HalfPath {
   using State = HalfState<DV, NT, Values::template kZeros<DV>>;
   static constexpr bool kKeepCheap = State::kKeepCheap;
   // Shared memory of a warp: while pages are read, fragments and what the state has there; then rows.
-  static constexpr int kPageBytes = Values::template kUsedBytes<DV, NT> + State::kSharedBytes, kRowBytes = Staged<DV>::kBytes;
+  static constexpr int kPageBytes = Values::template kStageUsed<DV, NT> + State::kSharedBytes, kRowBytes = Staged<DV>::kBytes;
   static constexpr int kStageBytes = kPageBytes > kRowBytes ? kPageBytes : kRowBytes;
 
   static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
@@ -39,11 +39,10 @@ struct HalfPath {
     Values::template finish<DV, NT>(p, head, lane, w);
   }
 
-  template <bool Bfloat>
   static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
                                              int32_t end, const View<kUnitColumns>& view, const float (&factor)[kColumns],
-                                             float cap, uint32_t lane, uint8_t* stage, State& w) {
-    row_step<Bfloat, DK, DV, NT>(q, keys, values, first, end, view, factor, cap, lane, stage, w);
+                                             float cap, bool bfloat, uint32_t lane, uint8_t* stage, State& w) {
+    row_step<DK, DV, NT>(q, keys, values, first, end, view, factor, cap, bfloat, lane, stage, w);
   }
 };
 
@@ -70,7 +69,7 @@ struct ValuesOf {
   using Format = F;
   // What a warp's stage is used for while pages are read.
   template <int D, int NT>
-  static constexpr int kUsedBytes = 0;
+  static constexpr int kStageUsed = 0;
   template <int D>
   static constexpr int kZeros = F::kAffine && !F::kChannel ? Groups<F, D>::kCount : 0;
 

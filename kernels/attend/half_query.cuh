@@ -8,7 +8,7 @@ namespace qkv {
 // Queries for per-channel keys are this much larger, so that products with steps stay normal f16 numbers.
 constexpr float kChannelScale = 16384;
 
-// And those for per-token keys as much: together with `kStepFactor` 2^12 they undo the codes' 2^-24.
+// Those for per-token keys are larger by 2^12, and so are steps as they are made of pairs: together they undo the codes' 2^-24.
 constexpr float kTokenScale = 4096;
 constexpr uint32_t kTokenStepFactor = 0x6c00;
 
@@ -42,7 +42,8 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
   if (warp == 0) {
     const uint32_t step = J > 0 ? kTokenStepFactor : kStepFactor;
     q.key_pairs.set(lane, step, step);
-    q.value_pairs.set(lane, min_factors(middle_code_half((int)p.format[1].bits)), kStepFactor);
+    const QkvFormat& v = p.format[1];
+    q.value_pairs.set(lane, min_factors(v.kind == QKV_KIND_AFFINE ? middle_code_half((int)v.bits) : 0), kStepFactor);
     if (lane < 4) q.one[lane] = 0x3c003c00;
   }
   float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;

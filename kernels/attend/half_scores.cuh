@@ -107,8 +107,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
   if (kPerToken || token_scale) pair.load(pairs);
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
-    // Several groups of 8-bit codes leave no registers for all that could be asked for ahead.
-    if (F::kBits == 8 && kCount > 2 && mt == 2) stay_below(p);
+    if (kShort<F, kCount> && mt == 2) stay_below(p);
     if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (F::kChannel) {
       if (mt == 0 || (mt == 2 && F::kGroup == 32)) {

@@ -22,7 +22,7 @@ struct HalfState {
   float reference[kColumns], sum[kColumns];
   float o[D / 16][NT][4];
   // What a pair's channels get besides the codes' products: a part of it, the sum over lanes of equal t is all. Many of them lie in shared
-  // memory, where the lane has them from `zeros_at` on, while pages are read.
+  // memory while pages are read: the lane's from `zeros_at` on, which is set by `clear_zeros`.
   static constexpr bool kSharedZeros = Zeros >= 4;
   static constexpr int kSharedBytes = kSharedZeros ? Zeros * NT * 256 : 0;
   float zero[kSharedZeros || Zeros == 0 ? 1 : Zeros][kColumns];
@@ -155,7 +155,8 @@ struct HalfState {
 };
 
 // Scores, which `factor` takes to log2 units, become weights; references and the lift move where they must. `largest`: the
-// lane's largest step, where weights are `scaled` by steps; if it is not a number, `repair` tells another.
+// lane's largest step, where weights are `scaled` by steps; if one is not a number, all lanes call `repair`, which does what has to be
+// done about such pairs and returns the lane's largest step without them.
 template <int D, int NT, int Zeros, class Repair>
 __device__ __forceinline__ void to_weights(const float (&factor)[2 * NT], bool scaled, float largest, float (&s)[8][2 * NT],
                                            HalfState<D, NT, Zeros>& w, Repair repair) {
@@ -224,7 +225,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
       }
       return pair.template most_half<false>();
     } else {
-      return 0.0f;
+      return largest == largest ? largest : 0.0f;
     }
   });
 
@@ -309,7 +310,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
   Slice<F, kTiles, QKV_TILE> slice;
 #pragma unroll
   for (int m = 0; m < kRows; m++) {
-    if (F::kBits == 8 && kPerToken && Zeros > 2 && m > 0 && m % 2 == 0) stay_below(p);
+    if (kShort<F, G::kCount> && m > 0 && m % 2 == 0) stay_below(p);
     if (m % kTiles == 0) {
       slice.load(codes, m / kTiles);
       if constexpr (!F::kAffine) {

@@ -300,7 +300,7 @@ __device__ __forceinline__ void integer_values(const QkvAttend& p, const PairOpe
   Slice<F, kTiles, QKV_TILE> slice;
 #pragma unroll
   for (int m = 0; m < kRows; m++) {
-    if (F::kBits == 8 && G::kCount > 2 && m == kRows / 2) stay_below(p);
+    if (kShort<F, G::kCount> && m == kRows / 2) stay_below(p);
     if (m % kTiles == 0) slice.load(codes, m / kTiles);
     int sum[4] = {};
 #pragma unroll
@@ -318,12 +318,12 @@ __device__ __forceinline__ void integer_values(const QkvAttend& p, const PairOpe
 }
 
 // Exact rows: tokens [first, end), at most 16. The two columns of a query take its parts, and its weights'.
-template <bool Bfloat, bool Channel, int DK, int DV, int Zeros>
+template <bool Channel, int DK, int DV, int Zeros>
 __device__ __forceinline__ void integer_row_step(const IntegerQuery<DK, Channel>& q, const RowMemory& keys, const RowMemory& values,
                                                  int32_t first, int32_t end, const View<kIntegerColumns>& view, float factor, float cap,
-                                                 uint32_t lane, uint8_t* stage, IntegerState<DV, Zeros>& w) {
+                                                 bool bfloat, uint32_t lane, uint8_t* stage, IntegerState<DV, Zeros>& w) {
   float sum[1][4] = {};
-  key_rows<Bfloat, DK, 1, 1>(&q.rows, keys, first, end, lane, sum);
+  key_rows<DK, 1, 1>(&q.rows, keys, first, end, bfloat, lane, sum);
   float s[2];
 #pragma unroll
   for (int h = 0; h < 2; h++) {
@@ -339,10 +339,10 @@ __device__ __forceinline__ void integer_row_step(const IntegerQuery<DK, Channel>
   for (int h = 0; h < 2; h++) {
     float x = exp2_fast(s[h] - w.reference[0]);
     w.sum[0] += x;
-    uint16_t high = to_row_type(x, Bfloat), low = to_row_type(x - from_row_type(high, Bfloat), Bfloat);
+    uint16_t high = to_row_type(x, bfloat), low = to_row_type(x - from_row_type(high, bfloat), bfloat);
     b[0][0][h] = transpose(high | (uint32_t)low << 16);
   }
-  value_rows<Bfloat, DV, 1, 1>(values, first, end, b, lane, stage, [&](int m, int, const float (&d)[4]) {
+  value_rows<DV, 1, 1>(values, first, end, b, bfloat, lane, stage, [&](int m, int, const float (&d)[4]) {
     w.o[m][0] += d[0] + d[1];
     w.o[m][1] += d[2] + d[3];
   });
@@ -386,11 +386,10 @@ struct IntegerPath {
     if (p.format[1].rotate) rotate_output<DV>(w, p.format[1].rotate, lane);
   }
 
-  template <bool Bfloat>
   static __device__ __forceinline__ void row(const Query& q, const RowMemory& keys, const RowMemory& values, int32_t first,
                                              int32_t end, const View<kIntegerColumns>& view, const float (&factor)[1], float cap,
-                                             uint32_t lane, uint8_t* stage, State& w) {
-    integer_row_step<Bfloat, KF::kChannel, DK, DV>(q, keys, values, first, end, view, factor[0], cap, lane, stage, w);
+                                             bool bfloat, uint32_t lane, uint8_t* stage, State& w) {
+    integer_row_step<KF::kChannel, DK, DV>(q, keys, values, first, end, view, factor[0], cap, bfloat, lane, stage, w);
   }
 };
 

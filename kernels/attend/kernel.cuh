@@ -1,21 +1,28 @@
-// Decode attention: a block takes a range of items (`work.cuh`), each of its warps whole items, so the loop has no barrier: the pages
-// first, then exact rows. At a unit's end the warps' results are merged. A `Path` says how scores and outputs of a page are made.
+// Decode attention: a block takes a range of items (`work.cuh`), each of its warps whole items, so the loop has a barrier
+// only where the list of pages is read on: the pages first, then exact rows. At a unit's end the warps' results are merged. A `Path` says how scores and outputs of a page are made.
 #pragma once
 #include "merge.cuh"
 #include "rows.cuh"
 
 namespace qkv {
 
-// Blocks of a piece's pages, so many at a time: read once by the whole block.
-constexpr int32_t kListed = 256;
+// Where a piece's pages lie, in blocks of the cache, so many at a time: all threads read a part of the table together, each sector once.
+constexpr uint32_t kListed = 256;
 
 struct PageList {
   uint32_t blocks[kListed];
+  // Behind the piece's last page.
+  int32_t end;
+
+  // Looked up where it is used: the page loop has no register for it.
+  __device__ __forceinline__ int32_t behind() const { return (int32_t)load_shared(shared_address(&end)); }
 
   // Of the pages from `first` on. By all threads.
   __device__ __forceinline__ void load(const QkvAttend& p, uint32_t sequence, int32_t first, int32_t end) {
     const uint32_t* table = (const uint32_t*)p.block_tables + (uint64_t)sequence * p.table_width + first;
-    for (int32_t i = (int32_t)threadIdx.x; i < min(kListed, end - first); i += 32 * kWarps) blocks[i] = __ldg(table + i);
+    // Unrolled it would be a tenth of the kernel.
+#pragma unroll 1
+    for (int32_t i = (int32_t)threadIdx.x; i < min((int32_t)kListed, end - first); i += 32 * kWarps) blocks[i] = __ldg(table + i);
   }
 };
 
@@ -79,25 +86,24 @@ struct Attend {
     load_factors(lane);
     typename Path::Pages first(p, u.head, lane);
     auto page = first;
-    const uint32_t block_bytes = keep(p.heads * p.page_bytes);
-    int32_t tile = items.first_page + shared.piece.from + (int32_t)warp, at = (int32_t)warp;
-    const int32_t end = items.first_page + min(shared.piece.to, items.pages);
-    if (tile >= end) return;
+    const uint32_t block_bytes = Path::kKeepCheap ? keep(p.heads * p.page_bytes) : p.heads * p.page_bytes;
+    int32_t tile = items.first_page + shared.piece.from + (int32_t)warp;
+    uint32_t at = warp;
+    if (tile >= shared.pages.behind()) return;
     typename Path::Fold fold;
     fold.clear();
     Path::begin(p, stage, w);
     auto next = [&] {
-      tile += kWarps, at += kWarps;
-      if (at < kListed) return;
+      tile += kWarps, at = (at + kWarps) % kListed;
+      if (at >= kWarps) return;
       // The list is used up, and by all warps: if there are more pages, each had one of the last four.
-      at -= kListed;
-      const int32_t first = tile - at;
-      if (first >= end) return;
+      const int32_t listed = tile - (int32_t)at, end = shared.pages.behind();
+      if (listed >= end) return;
       __syncthreads();
-      shared.pages.load(p, u.sequence, first, end);
+      shared.pages.load(p, u.sequence, listed, end);
       __syncthreads();
     };
-    for (; tile < end; next()) {
+    for (; tile < shared.pages.behind(); next()) {
       const uint32_t block = shared.pages.blocks[at];
       // The vote tells the compiler that all lanes agree.
       if (__any_sync(kAllLanes, block >= p.blocks)) {
@@ -145,11 +151,7 @@ struct Attend {
       const RowMemory values = {(const uint8_t*)base[1] + at * (2 * DV), count};
       const int32_t first = window ? items.row_begin + kItemRows * r : 0;
       const int32_t end = window ? min(first + kItemRows, items.row_end) : min((int32_t)p.sinks, u.s.new_len);
-      if (p.window_dtype == QKV_BF16) {
-        Path::template row<true>(q, keys, values, first, end, view, factor, p.softcap, lane, stage, w);
-      } else {
-        Path::template row<false>(q, keys, values, first, end, view, factor, p.softcap, lane, stage, w);
-      }
+      Path::row(q, keys, values, first, end, view, factor, p.softcap, p.window_dtype == QKV_BF16, lane, stage, w);
     }
   }
 
@@ -162,6 +164,7 @@ struct Attend {
     const Items& items = shared.piece.items;
     const int32_t first = items.first_page + shared.piece.from, end = items.first_page + min(shared.piece.to, items.pages);
     shared.pages.load(p, u.sequence, first, end);
+    if (threadIdx.x == 0) shared.pages.end = end;
     __syncthreads();
     State w;
     w.clear();

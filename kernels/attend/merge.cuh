@@ -103,11 +103,13 @@ __device__ void merge_warps(const QkvAttend& p, const Unit& u, int64_t place, St
         to[c] = most;
         to[Columns + c] = sum;
       }
+#pragma unroll 1
       for (uint32_t d = lane; d < D; d += 32) to[2 * Columns + c * D + d] = shared.out[c][d];
     } else {
       RowPlace at(p, u, c);
       Row row(p, at.head, most, sum);
       // An empty row is 0 even where its outputs are not numbers.
+#pragma unroll 1
       for (uint32_t d = lane; d < D; d += 32) {
         store_output(p, at, d, row.factor == 0 ? 0.0f : shared.out[c][d] * row.factor);
       }

@@ -4,9 +4,12 @@
 
 namespace qkv {
 
-// The four lanes of a row hold the pairs of its tokens: lane t those of group t mod J, of J groups a token. As operand A of 8 columns such
-// a word is (step, min) in columns 2t and 2t + 1, so operand B says of which group something is made. Since 0 times NaN is NaN, a group
-// that is not a number would make the token's others so, too: for values such pairs are taken out first (`take_out`).
+// The four lanes of a row hold the pairs of its tokens: lane t those of group t mod J, of J = 1, 2 or 4 groups a token (kernels for any
+// format: all lanes those of one group at a time, as with J = 1). As operand A of 8 columns such a word is (step, min) in columns 2t and
+// 2t + 1, so operand B says of which group something is made.
+//
+// Since 0 times NaN is NaN, a group that is not a number makes the token's others so, too. Of keys that is as it should be: the token's
+// score is none. Of values such pairs are taken out first (`take_out`). Pairs are finite or both NaN, as the encoder writes them.
 
 // Part `i` of three f16 numbers that add up to x.
 __device__ __forceinline__ uint16_t part_of(float x, uint32_t i) {
@@ -22,6 +25,7 @@ template <int J>
 constexpr int kZeroProducts = J > 2 ? 3 : J;
 template <int J>
 __device__ __forceinline__ uint32_t zero_part(uint32_t i, uint32_t t) {
+  static_assert(J == 1 || J == 2 || J == 4);
   return t < 4 / J * J ? i * (4 / J) + t / J : 3;
 }
 

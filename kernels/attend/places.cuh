@@ -23,7 +23,12 @@ __device__ __forceinline__ const uint8_t* after(const uint8_t* x, Done done) {
   return x;
 }
 
-// Nothing is moved up over this: a branch that is never taken, since there are fewer than 2^31 heads.
+// Whether there are no registers for all codes that could be asked for ahead: those of 8 bits, with many pairs a token.
+template <class F, int Count>
+constexpr bool kShort = F::kAffine && !F::kChannel && F::kBits == 8 && Count > 2;
+
+// ptxas moves nothing up over this, as it does over an empty `asm volatile`: a branch that is never taken, since there are fewer than
+// 2^31 heads.
 __device__ __forceinline__ void stay_below(const QkvAttend& p) {
   if ((int32_t)p.heads < 0) asm volatile("trap;");
 }
@@ -47,8 +52,9 @@ struct Places {
   static constexpr bool kAlike = KF::kAffine && VF::kAffine && !KF::kChannel && !VF::kChannel &&
                                  Groups<KF, DK>::kCount == Groups<VF, DV>::kCount;
   static constexpr int kKeyPairs = QKV_TILE * 4 * Groups<KF, DK>::kCount;
-  // First vectors of codes; pairs of keys and of values, which lie behind, this far.
+  // First vectors of codes; pairs of keys and of values, where there are any.
   const uint8_t *codes, *keys, *values;
+  // How far behind the codes those lie; `kAlike` ones of values are found from the keys'.
   uint32_t key_distance, value_distance;
 
   __device__ __forceinline__ Places(const QkvAttend& p, uint32_t head, uint32_t lane) {

@@ -19,14 +19,16 @@ struct RowMemory {
   uint32_t rows;
 };
 
+// Row of token `first` + i, where `at` is that of `first` and i at most the number of rows: no division for each.
 template <int D>
-__device__ __forceinline__ const uint8_t* row_of(const RowMemory& r, int32_t token) {
-  return r.base + (uint64_t)((uint32_t)token % r.rows) * (2 * D);
+__device__ __forceinline__ const uint8_t* row_of(const RowMemory& r, uint32_t at, uint32_t i) {
+  const uint32_t row = at + i;
+  return r.base + (uint64_t)(row < r.rows ? row : row - r.rows) * (2 * D);
 }
 
-template <bool Bfloat>
-__device__ __forceinline__ void mma_rows(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  if constexpr (Bfloat) {
+// In the rows' type. One code serves both: twice the code for rows would be a tenth of all images.
+__device__ __forceinline__ void mma_rows(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat) {
+  if (bfloat) {
     mma_bf16(d, a, b);
   } else {
     mma_f16(d, a, b);
@@ -37,12 +39,13 @@ __device__ __forceinline__ void mma_rows(float (&d)[4], const uint32_t (&a)[4], 
 __device__ __forceinline__ uint4 load_row16(const void* p) { return __ldcg((const uint4*)p); }
 
 // Products of 16 key rows from `first` with `Parts` operands of NT tiles of columns each; rows at or beyond `end` are 0.
-template <bool Bfloat, int D, int NT, int Parts>
+template <int D, int NT, int Parts>
 __device__ __forceinline__ void key_rows(const uint2 (*parts)[Dims<D>::kRowSteps][32], const RowMemory& keys, int32_t first,
-                                         int32_t end, uint32_t lane, float (&sum)[NT][4]) {
+                                         int32_t end, bool bfloat, uint32_t lane, float (&sum)[NT][4]) {
   const uint32_t g = lane / 4, t = lane % 4;
   const bool there[2] = {first + (int32_t)g < end, first + (int32_t)g + 8 < end};
-  const uint8_t* row[2] = {row_of<D>(keys, first + g), row_of<D>(keys, first + g + 8)};
+  const uint32_t at = (uint32_t)first % keys.rows;
+  const uint8_t* row[2] = {row_of<D>(keys, at, g), row_of<D>(keys, at, g + 8)};
 #pragma unroll
   for (int c = 0; c < Dims<D>::kBlocks; c++) {
     // Lane t has channels 32c + 8t .. + 7.
@@ -59,7 +62,7 @@ __device__ __forceinline__ void key_rows(const uint2 (*parts)[Dims<D>::kRowSteps
       for (int i = 0; i < NT * Parts; i++) {
         uint2 b = parts[i][2 * c + step][lane];
         const uint32_t bits[2] = {b.x, b.y};
-        mma_rows<Bfloat>(sum[i % NT], a[step], bits);
+        mma_rows(sum[i % NT], a[step], bits, bfloat);
       }
     }
   }
@@ -67,13 +70,15 @@ __device__ __forceinline__ void key_rows(const uint2 (*parts)[Dims<D>::kRowSteps
 
 // Products of 16 value rows, transposed, with `Parts` operands of NT tiles of columns: `add(m, nt, d)` for each 16 channels. Through
 // shared memory, vectors of a row swapped so that the rows of a matrix lie in different banks.
-template <bool Bfloat, int D, int NT, int Parts, class Add>
+template <int D, int NT, int Parts, class Add>
 __device__ __forceinline__ void value_rows(const RowMemory& values, int32_t first, int32_t end,
-                                           const uint32_t (&b)[Parts][NT][2], uint32_t lane, uint8_t* stage, Add add) {
+                                           const uint32_t (&b)[Parts][NT][2], bool bfloat, uint32_t lane, uint8_t* stage,
+                                           Add add) {
   constexpr int kChannels = Staged<D>::kChannels, kVectors = kChannels / 8;
   auto swapped = [](uint32_t row, uint32_t v) {
     return v ^ (kVectors % 8 == 0 ? row % 8 : kVectors % 4 == 0 ? row / 2 % 4 : row / 4 % 2);
   };
+  const uint32_t at = (uint32_t)first % values.rows;
   const uint32_t stage_at = (uint32_t)__cvta_generic_to_shared(stage);
 #pragma unroll
   for (int part = 0; part < D / kChannels; part++) {
@@ -82,7 +87,7 @@ __device__ __forceinline__ void value_rows(const RowMemory& values, int32_t firs
       uint32_t row = i / kVectors, v = i % kVectors;
       uint4 x = make_uint4(0, 0, 0, 0);
       if (first + (int32_t)row < end) {
-        x = load_row16(row_of<D>(values, first + row) + part * (2 * kChannels) + v * 16);
+        x = load_row16(row_of<D>(values, at, row) + part * (2 * kChannels) + v * 16);
       }
       *(uint4*)(stage + row * (2 * kChannels) + swapped(row, v) * 16) = x;
     }
@@ -96,7 +101,7 @@ __device__ __forceinline__ void value_rows(const RowMemory& values, int32_t firs
       for (int nt = 0; nt < NT; nt++) {
         float d[4] = {};
 #pragma unroll
-        for (int i = 0; i < Parts; i++) mma_rows<Bfloat>(d, a, b[i][nt]);
+        for (int i = 0; i < Parts; i++) mma_rows(d, a, b[i][nt], bfloat);
         add(part * (kChannels / 16) + m, nt, d);
       }
     }
@@ -104,14 +109,14 @@ __device__ __forceinline__ void value_rows(const RowMemory& values, int32_t firs
 }
 
 // Tokens [first, end), at most 16. `stage`: shared memory of the warp.
-template <bool Bfloat, int DK, int DV, int NT, int Zeros>
+template <int DK, int DV, int NT, int Zeros>
 __device__ __forceinline__ void row_step(const HalfQuery<DK, NT>& q, const RowMemory& keys, const RowMemory& values,
                                          int32_t first, int32_t end, const View<8 * NT>& view,
-                                         const float (&factor)[2 * NT], float cap, uint32_t lane, uint8_t* stage,
+                                         const float (&factor)[2 * NT], float cap, bool bfloat, uint32_t lane, uint8_t* stage,
                                          HalfState<DV, NT, Zeros>& w) {
   constexpr int kColumns = 2 * NT;
   float sum[NT][4] = {}, s[2][kColumns];
-  key_rows<Bfloat, DK, NT, 2>(q.rows[0], keys, first, end, lane, sum);
+  key_rows<DK, NT, 2>(q.rows[0], keys, first, end, bfloat, lane, sum);
   bool move = false;
   float most[kColumns];
 #pragma unroll
@@ -143,13 +148,13 @@ __device__ __forceinline__ void row_step(const HalfQuery<DK, NT>& q, const RowMe
         x[j] = exp2_fast(s[h][2 * nt + j] - w.reference[2 * nt + j]);
         w.sum[2 * nt + j] += x[j];
       }
-      uint32_t high = Bfloat ? pack_bfloat2(x[0], x[1]) : pack_half2(x[0], x[1]);
-      float r0 = x[0] - from_row_type((uint16_t)high, Bfloat), r1 = x[1] - from_row_type((uint16_t)(high >> 16), Bfloat);
+      uint32_t high = bfloat ? pack_bfloat2(x[0], x[1]) : pack_half2(x[0], x[1]);
+      float r0 = x[0] - from_row_type((uint16_t)high, bfloat), r1 = x[1] - from_row_type((uint16_t)(high >> 16), bfloat);
       b[0][nt][h] = transpose(high);
-      b[1][nt][h] = transpose(Bfloat ? pack_bfloat2(r0, r1) : pack_half2(r0, r1));
+      b[1][nt][h] = transpose(bfloat ? pack_bfloat2(r0, r1) : pack_half2(r0, r1));
     }
   }
-  value_rows<Bfloat, DV, NT, 2>(values, first, end, b, lane, stage, [&](int m, int nt, const float (&d)[4]) {
+  value_rows<DV, NT, 2>(values, first, end, b, bfloat, lane, stage, [&](int m, int nt, const float (&d)[4]) {
 #pragma unroll
     for (int i = 0; i < 4; i++) w.o[m][nt][i] += d[i];
   });

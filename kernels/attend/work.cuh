@@ -90,6 +90,7 @@ __device__ __forceinline__ uint32_t units_of_sequence(const QkvAttend& p, const 
 template <class Wanted>
 __device__ __forceinline__ uint64_t weigh(const QkvAttend& p, uint32_t lane, Wanted wanted) {
   uint64_t before = 0;
+#pragma unroll 1
   for (uint32_t first = 0; first < p.sequences; first += 32) {
     uint32_t i = first + lane;
     uint64_t own = 0;

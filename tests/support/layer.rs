@@ -36,8 +36,10 @@ pub(crate) struct Twins {
     pub(crate) magnitude: [f32; 2],
     /// Whether values are of one size, so that steps of all tokens are the same.
     pub(crate) signs: bool,
-    /// Row of a step and channel of the values that is no number, in all heads.
-    pub(crate) hole: Option<(usize, usize)>,
+    /// What the first channel of values is.
+    pub(crate) outlier: Option<f32>,
+    /// Channel of the values that is no number, in all heads: of a row of each step, or of all rows.
+    pub(crate) hole: Option<(Option<usize>, usize)>,
 }
 
 /// A step whose layer has appended on both sides.
@@ -80,6 +82,7 @@ impl Twins {
             wild: true,
             magnitude: [1.0; 2],
             signs: false,
+            outlier: None,
             hole: None,
         }
     }
@@ -143,9 +146,16 @@ impl Twins {
                         _ => random.normal() * self.magnitude[i],
                     })
                     .collect();
+                if let (1, Some(outlier)) = (i, self.outlier) {
+                    for (row, head) in (0..rows).flat_map(|row| (0..c.kv_heads).map(move |h| (row, h))) {
+                        x[crate::gpu::row(&shape, row, head)] = outlier;
+                    }
+                }
                 if let (1, Some((row, channel))) = (i, self.hole) {
-                    for head in (0..c.kv_heads).filter(|_| row < rows) {
-                        x[crate::gpu::row(&shape, row, head) + channel * shape.strides[3]] = f32::NAN;
+                    for row in (0..rows).filter(|r| row.is_none_or(|row| row == *r)) {
+                        for head in 0..c.kv_heads {
+                            x[crate::gpu::row(&shape, row, head) + channel * shape.strides[3]] = f32::NAN;
+                        }
                     }
                 }
                 (Host::new(dtype, &x), shape)

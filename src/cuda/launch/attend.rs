@@ -104,9 +104,8 @@ fn integer_is_fast(device: &Device) -> bool {
 /// not (for which it lies outside the sliding window, or is newer): what such a row multiplies by 0 is NaN. [`prefill`](super::prefill) looks for them.
 /// Rows of no sequence are left as they are.
 ///
-/// Outputs are within about twice the error of f16 arithmetic on decoded elements. One case is not: where attention over affine per-token
-/// values is nearly, but not exactly, uniform, results for more than four rows of a kv head differ by up to
-/// 0.04 % times the square root of the tokens (1.2 % at 960).
+/// Outputs are within about twice the error of f16 arithmetic on decoded elements; with affine per-token values also up to 2^-12 of their
+/// groups' range, if that is more (a channel far from the others of its group).
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or
 /// 8 with heads of 112 and 256 channels and keys of 192; more take a pass for each 16 or 8. Use [`prefill`](super::prefill) for long

@@ -16,8 +16,8 @@ fn a_page_is_read_once_in_whole_sectors() {
         // The integer path where there is one, and the f16 path. Where 16 rows are for the kernel for any format, it is counted by
         // `cargo xtask bytes`: it asks for pairs in smaller pieces.
         let affine = key.as_affine().is_some();
-        let wide = key != Format::from(qkv::Affine::per_token(qkv::Bits::B8, 32));
-        for group in [4, 8, 16].into_iter().filter(|g| (affine || *g > 4) && (wide || *g < 16)) {
+        let has_wide = key != Format::from(qkv::Affine::per_token(qkv::Bits::B8, 32));
+        for group in [4, 8, 16].into_iter().filter(|g| (affine || *g > 4) && (has_wide || *g < 16)) {
             let (heads, n) = (8, 2);
             let base = config(key, value, heads, 128).with_residual(Some(32)).with_sinks(0);
             let len = 4096;
@@ -99,9 +99,19 @@ fn values_that_are_no_numbers_stay_in_their_group() {
         let any = (Format::Bf16, Format::from(qkv::Affine::per_token(qkv::Bits::B3, 32)));
         let all = if d == 96 { vec![any] } else { own(d) };
         for (i, (key, value)) in all.into_iter().enumerate() {
-            for (group, channel) in [(4, 0), (7, d - 1), (13, d / 2)] {
-                let mut case = Case::new(config(key, value, 1, d), group, &[300], &[1]);
-                case.hole = Some((130, channel));
+            // In one row of the first page of a warp or of a later one, of a short sequence or before many good pages, or in all rows.
+            for (group, channel, row, before) in [
+                (4, 0, Some(130), 300),
+                (7, d - 1, Some(130), 300),
+                (13, d / 2, Some(400), 700),
+                (4, d - 1, Some(70), 900),
+                (8, 1, Some(70), 900),
+                (3, d / 2, None, 600),
+                (8, 0, None, 600),
+                (16, d - 1, None, 300),
+            ] {
+                let mut case = Case::new(config(key, value, 1, d), group, &[before], &[1]);
+                case.hole = Some((row, channel));
                 let ran = run(&gpu, &case, &mut Random::new(40 + i as u64));
                 for head in 0..group {
                     let (got, want) = (channels(&ran.out, 0, head), &ran.cpu_out[head * d..][..d]);
