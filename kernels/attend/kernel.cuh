@@ -1,5 +1,6 @@
-// Decode attention: a block takes a range of items (`work.cuh`), each of its warps whole items, so the loop has a barrier
-// only where the list of pages is read on: the pages first, then exact rows. At a unit's end the warps' results are merged. A `Path` says how scores and outputs of a page are made.
+// Decode attention: a block takes a range of items (`work.cuh`), the pages first, then exact rows. Each of its warps takes whole items, so
+// warps wait for each other only where the list of pages is read on, and at a unit's end, where their results are merged. A `Path` says
+// how scores and outputs of a page are made.
 #pragma once
 #include "merge.cuh"
 #include "rows.cuh"
