@@ -55,10 +55,12 @@ pub(super) fn count(counts: &mut Counts, addresses: &WideRow, mask: Mask, bytes:
 
 /// Sectors that fit into what a warp has of the first-level cache: 8 KB, as where sixteen warps share 128 KB.
 const RECENT: usize = 256;
+/// Places that a sector may have there. With one, the codes of a page would drive out its pairs, which lie a multiple of the size behind.
+const WAYS: usize = 4;
 
-/// The sectors that a warp loaded last: each has one place.
+/// The sectors that a warp loaded last; of those with the same places the last one used comes first.
 #[derive(Debug, Default)]
-pub(super) struct Recent(Vec<u64>);
+pub(super) struct Recent(Vec<[u64; WAYS]>);
 
 impl Recent {
     /// For a new block.
@@ -69,9 +71,13 @@ impl Recent {
     /// Whether a sector is there; it is from now on.
     fn holds(&mut self, sector: u64) -> bool {
         if self.0.is_empty() {
-            self.0.resize(RECENT, u64::MAX);
+            self.0.resize(RECENT / WAYS, [u64::MAX; WAYS]);
         }
-        std::mem::replace(&mut self.0[sector as usize % RECENT], sector) == sector
+        let set = &mut self.0[sector as usize % (RECENT / WAYS)];
+        let found = set.iter().position(|s| *s == sector);
+        set[..=found.unwrap_or(WAYS - 1)].rotate_right(1);
+        set[0] = sector;
+        found.is_some()
     }
 }
 
@@ -161,11 +167,13 @@ mod tests {
             count_cached(&mut c, &mut recent, &at, Mask::MAX, 4);
             c.l2_sectors - before
         };
-        // 8 KB later the first sectors have lost their place.
-        assert_eq!([load(0), load(0), load(64), load(8192), load(0)], [4, 0, 2, 4, 4]);
-        assert_eq!(c.global_sectors, 20);
+        assert_eq!([load(0), load(0), load(64)], [4, 0, 2]);
+        // Sectors 2 KB apart have the same four places: a fifth takes that of the one used longest ago.
+        assert_eq!([load(2048), load(4096), load(6144), load(0), load(8192)], [4, 4, 4, 0, 4]);
+        assert_eq!([load(2048), load(0)], [4, 0]);
+        assert_eq!(c.global_sectors, 40);
         recent.clear();
         count_cached(&mut c, &mut recent, &[64; LANES], Mask::MAX, 4);
-        assert_eq!(c.l2_sectors, 15);
+        assert_eq!(c.l2_sectors, 27);
     }
 }
