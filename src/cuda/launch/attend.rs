@@ -105,7 +105,8 @@ fn integer_is_fast(device: &Device) -> bool {
 /// Rows of no sequence are left as they are.
 ///
 /// Outputs are within about twice the error of f16 arithmetic on decoded elements; with affine per-token values also up to 2^-12 of their
-/// groups' range, if that is more (a channel far from the others of its group).
+/// groups' range, if that is more (a channel far from the others of its group). Weights times steps, or times scales of tokens, are f16 numbers
+/// relative to the largest step: values of groups or tokens some 2^24 times smaller than others of the sequence lose their bits.
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or
 /// 8 with heads of 112 and 256 channels and keys of 192; more take a pass for each 16 or 8. Use [`prefill`](super::prefill) for long
