@@ -85,12 +85,6 @@ __device__ __forceinline__ void load_shared16(uint32_t (&d)[4], uint32_t address
   asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3]) : "r"(address));
 }
 
-__device__ __forceinline__ uint64_t load_shared8(uint32_t address) {
-  uint64_t x;
-  asm volatile("ld.shared.u64 %0, [%1];" : "=l"(x) : "r"(address));
-  return x;
-}
-
 __device__ __forceinline__ float2 load_shared_pair(uint32_t address) {
   float2 x;
   asm volatile("ld.shared.v2.f32 {%0,%1}, [%2];" : "=f"(x.x), "=f"(x.y) : "r"(address) : "memory");

@@ -22,7 +22,9 @@ struct HalfPath {
     load_query<Keys::template kRun<DK>, Keys::template kGroups<DK>, DK, NT>(p, u, q, warp, lane);
   }
 
-  static __device__ __forceinline__ void begin(const QkvAttend& p, uint8_t* stage, State& w) { Values::template begin<DV, NT>(p, stage, w); }
+  static __device__ __forceinline__ void begin(const QkvAttend& p, uint8_t* stage, State& w) {
+    Values::template begin<DV, NT>(p, stage, w);
+  }
 
   static __device__ __forceinline__ void scores(const QkvAttend& p, const Query& q, const Pages& page, uint32_t lane,
                                                 uint8_t* stage, Fold& fold, float (&s)[8][kColumns]) {

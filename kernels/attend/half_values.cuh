@@ -16,7 +16,7 @@ namespace qkv {
 // lower by a lift L, such that no step is above 2^-L; it falls when one is.
 template <int D, int NT, int Zeros>
 struct HalfState {
-  static constexpr int kColumns = 2 * NT, kZeros = Zeros;
+  static constexpr int kColumns = 2 * NT;
   // Two tiles of columns, or many pairs, leave no registers for what can be made anew.
   static constexpr bool kKeepCheap = NT == 1 && Zeros < 4;
   float reference[kColumns], sum[kColumns];

@@ -233,7 +233,8 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
 // Output of a page. `s`: scores, which `factor` takes to log2 units.
 template <class F, int D, int Zeros>
 __device__ __forceinline__ void integer_values(const QkvAttend& p, const PairOperands& operands, const uint8_t* codes,
-                                               const uint8_t* pairs, uint32_t lane, const Tail& tail, float factor, float (&s)[8][1], IntegerState<D, Zeros>& w) {
+                                               const uint8_t* pairs, uint32_t lane, const Tail& tail, float factor, float (&s)[8][1],
+                                               IntegerState<D, Zeros>& w) {
   static_assert(F::kAffine && !F::kChannel, "values have steps per token here");
   constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
   using G = Groups<F, D>;

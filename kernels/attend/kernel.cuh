@@ -21,7 +21,7 @@ struct PageList {
   // Of the pages from `first` on. By all threads.
   __device__ __forceinline__ void load(const QkvAttend& p, uint32_t sequence, int32_t first, int32_t end) {
     const uint32_t* table = (const uint32_t*)p.block_tables + (uint64_t)sequence * p.table_width + first;
-    // Unrolled it would be a tenth of the kernel.
+    // It runs once a piece: unrolled it would only be large.
 #pragma unroll 1
     for (int32_t i = (int32_t)threadIdx.x; i < min((int32_t)kListed, end - first); i += 32 * kWarps) blocks[i] = __ldg(table + i);
   }

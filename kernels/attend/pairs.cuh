@@ -19,20 +19,15 @@ __device__ __forceinline__ uint16_t part_of(float x, uint32_t i) {
   return i == 0 ? first : i == 1 ? second : third;
 }
 
-// Products with a token's J pairs that add up min * (sum of a group's queries), which comes in three parts; and which part of which
-// group row 2t + 1 of operand B of product i has: none if it is not below 3.
+// Products with a token's J pairs that add up min * (sum of a group's queries), which comes in three parts.
 template <int J>
 constexpr int kZeroProducts = J > 2 ? 3 : J;
-template <int J>
-__device__ __forceinline__ uint32_t zero_part(uint32_t i, uint32_t t) {
-  static_assert(J == 1 || J == 2 || J == 4);
-  return t < 4 / J * J ? i * (4 / J) + t / J : 3;
-}
 
-// That part of the sum of group t mod J.
+// Row 2t + 1 of operand B of product i: a part of the sum of group t mod J. With fewer groups than lanes a product has several parts.
 template <int J>
 __device__ __forceinline__ uint32_t zero_operand(float sum, uint32_t i, uint32_t t) {
-  const uint32_t part = zero_part<J>(i, t);
+  static_assert(J == 1 || J == 2 || J == 4);
+  const uint32_t part = i * (4 / J) + t / J;
   return part < 3 ? (uint32_t)part_of(sum, part) << 16 : 0;
 }
 

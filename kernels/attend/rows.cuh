@@ -26,7 +26,7 @@ __device__ __forceinline__ const uint8_t* row_of(const RowMemory& r, uint32_t at
   return r.base + (uint64_t)(row < r.rows ? row : row - r.rows) * (2 * D);
 }
 
-// In the rows' type. One code serves both: twice the code for rows would be a tenth of all images.
+// In the rows' type. One code serves both: the code for rows is a good part of a kernel, and runs rarely.
 __device__ __forceinline__ void mma_rows(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], bool bfloat) {
   if (bfloat) {
     mma_bf16(d, a, b);

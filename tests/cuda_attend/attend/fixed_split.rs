@@ -1,6 +1,6 @@
 //! Fixed splits: the bits of a sequence's results do not depend on the rest of the batch.
 
-use super::{config, own};
+use super::{Case, Findings, config, own};
 use crate::gpu::{Gpu, Random};
 use crate::still::{Still, small_bytes};
 use qkv::cuda::launch::attend_workspace_fixed;
@@ -84,7 +84,7 @@ fn a_sequence_has_the_same_bits_in_every_batch() {
 fn splits_longer_than_the_list_of_pages() {
     let gpu = Gpu::new();
     for (i, (key, value)) in own(64).into_iter().enumerate() {
-        // Up to the end of a list, one page behind it, one for each warp, all of another list, and one more.
+        // Up to the end of a list; one, three and four pages behind it (four warps); all of another list, and one more.
         let pages = [256, 257, 259, 260, 512, 513][i % 6];
         let group = if i % 2 == 0 { 3 } else { 8 };
         let c = config(key, value, 1, 64).with_residual(Some(32)).with_sinks(0).with_capacity(1, 64 * 520);
@@ -107,6 +107,20 @@ fn splits_longer_than_the_list_of_pages() {
             let (apart, loud) = (norm(&|i| long[i] - short[i]), norm(&|i| short[i]));
             let what = format!("{key:?} {value:?}, {pages} pages: {apart} of {loud}");
             assert!(apart <= 2e-3 * loud && loud > 1.2 * norm(&|i| quiet[i]), "{what}");
+        }
+    }
+}
+
+/// The same against f64.
+#[test]
+fn a_split_longer_than_the_list_of_pages_is_right() {
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    for (i, (key, value)) in own(64).into_iter().enumerate().filter(|(i, _)| [0, 3, 4].contains(i)) {
+        for group in [3, 8] {
+            let c = config(key, value, 1, 64).with_capacity(1, 64 * 270);
+            let mut case = Case::new(c, group, &[64 * 258 + 70], &[1]);
+            case.split = Some(600);
+            findings.check(&gpu, &case, &mut Random::new(20 + i as u64));
         }
     }
 }

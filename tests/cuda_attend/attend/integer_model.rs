@@ -46,8 +46,7 @@ fn products(pairs: impl IntoIterator<Item = (f32, f32)>) -> f32 {
 /// What product `i` of a token's pairs, of which there are `groups`, adds to its zero term: group and part of the group's sum. Four pairs
 /// enter a product, those of group t modulo `groups` for t = 0 .. 3, so where there are fewer groups, several parts of each.
 fn zero_parts(i: usize, groups: usize) -> impl Iterator<Item = (usize, usize)> {
-    let each = 4 / groups;
-    (0..each * groups).map(move |t| (t % groups, each * i + t / groups)).filter(|(_, part)| *part < 2)
+    (0..4).map(move |t| (t % groups, 4 / groups * i + t / groups)).filter(|(_, part)| *part < 2)
 }
 
 /// Adds up partial sums: element i takes up element i ^ stride, for each stride in turn.

@@ -164,6 +164,11 @@ pub fn slack(architecture: u32) -> Option<f64> {
     }
 }
 
+/// Whether a kernel takes 9 to 16 rows, by its name.
+pub fn is_wide(kernel: &str) -> bool {
+    kernel.contains("_wide_")
+}
+
 /// Registers that a kernel may use, by its name.
 pub fn registers(kernel: &str) -> u32 {
     let one_pair = ["int8", "token4", "token2", "token1"];
@@ -171,7 +176,7 @@ pub fn registers(kernel: &str) -> u32 {
         kernel.contains("_integer_") && one_pair.iter().any(|f| kernel.contains(&format!("attend_{f}_")));
     if few {
         FEW_REGISTERS
-    } else if kernel.contains("_wide_") {
+    } else if is_wide(kernel) {
         WIDE_REGISTERS
     } else {
         MOST_REGISTERS

@@ -1,5 +1,6 @@
 //! What a kernel's main loop costs.
 
+use super::budget;
 use super::cubins::Compiled;
 use super::flow::{Flow, Loop};
 use super::listing::{Function, Instruction};
@@ -90,7 +91,7 @@ fn pages(f: &Function, way: &Way, key: usize, value: usize) -> Result<usize> {
         way.code.iter().filter(is).count()
     };
     // Of kernels for 9 to 16 rows, which weigh each fragment twice.
-    let tiles = if f.name.contains("_wide_") { 2 } else { 1 };
+    let tiles = if budget::is_wide(&f.name) { 2 } else { 1 };
     // 16 tokens by 32 channels, and 16 channels by 32 tokens.
     let integer = TILE / 16 * key.div_ceil(32) + value.div_ceil(16) * TILE / 32;
     // 16 tokens by 16 channels and the reverse; minimums and sums of weights take some more, less than half.
