@@ -78,6 +78,7 @@ struct AnyKeys {
   static constexpr int kRun = 1;
   template <int D>
   static constexpr int kGroups = 0;
+  static constexpr bool kPaired = false;
 
   template <int D, int NT>
   static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const AnyPlaces& at, uint32_t lane,
@@ -99,7 +100,7 @@ struct AnyKeys {
     for (int mt = 0; mt < 4; mt++) {
       if (channel && (mt == 0 || (mt == 2 && f.group == 32))) {
         steps = pairs + (mt == 0 ? 0 : 4 * D);
-        prepare(q, steps, lane, fold);
+        prepare(q, steps, (int)f.bits, lane, fold);
       }
       float zero[NT][4];
 #pragma unroll
@@ -110,7 +111,6 @@ struct AnyKeys {
           s[2 * mt + i / 2][2 * nt + i % 2] = 0;
         }
       }
-      const uint32_t factor = fold.factor();
       // Two steps, 32 channels, at a time: a group has no fewer.
 #pragma unroll 1
       for (int first = 0; first < kSteps; first += kStagedFragments) {
@@ -128,10 +128,7 @@ struct AnyKeys {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
               uint2 b = q.page[nt][kb][lane];
-              if (channel) {
-                b.x = mul_half2(b.x, mul_half2(step.x, factor));
-                b.y = mul_half2(b.y, mul_half2(step.y, factor));
-              }
+              if (channel) b = fold.scaled(b, step);
               mma_any(sum[nt], a[32 * (kb - first)], b, bfloat);
               if (bfloat) mma_any(sum[nt], a[32 * (kb - first)], q.page_low[nt][kb][lane], true);
             }
@@ -169,24 +166,37 @@ struct AnyKeys {
     }
   }
 
-  // The scale of the queries for a per-channel group, and its zero terms.
+  // The scale of the queries for a per-channel group of codes of `bits`, and its zero terms.
   template <int D, int NT>
-  static __device__ __forceinline__ void prepare(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
+  static __device__ __forceinline__ void prepare(const HalfQuery<D, NT>& q, const uint8_t* steps, int bits, uint32_t lane,
                                                  Folded<D, NT>& fold) {
     constexpr int kSteps = Dims<D>::kSteps;
+    steps += lane % 4 * (D / 2);
     uint32_t most = 0;
-    float z[NT][4] = {};
+    // Products of the queries with mins, in [0, 1], and with steps, in [2, 3]; with steps as they are rounded.
+    float sums[NT][4] = {}, rounded[NT][4] = {};
 #pragma unroll 1
     for (int kb = 0; kb < kSteps; kb++) {
-      uint2 w = load_cached8(steps + lane % 4 * (D / 2) + kb * 8);
-      uint2 m = load_cached8(steps + 2 * D + lane % 4 * (D / 2) + kb * 8);
+      uint2 w = load_cached8(steps + kb * 8), m = load_cached8(steps + 2 * D + kb * 8);
       most = max_half2(most, max_half2(w.x, w.y));
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++) mma_any(z[nt], make_uint4(m.x, m.x, m.y, m.y), q.page[nt][kb][lane], false);
+      for (int nt = 0; nt < NT; nt++) mma_any(sums[nt], make_uint4(m.x, w.x, m.y, w.y), q.page[nt][kb][lane], false);
     }
     fold.choose(fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16))));
+    const uint4 ones = make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
+    // The queries are multiplied anew for each product: here they are summed up once.
+#pragma unroll 1
+    for (int kb = 0; kb < kSteps; kb++) {
+      const uint2 step = load_cached8(steps + kb * 8);
 #pragma unroll
-    for (int j = 0; j < 2 * NT; j++) fold.zero[j] = z[j / 2][j % 2] * (1 / kChannelScale);
+      for (int nt = 0; nt < NT; nt++) mma_any(rounded[nt], ones, fold.scaled(q.page[nt][kb][lane], step), false);
+    }
+    const float step_unit = 1 / (kChannelScale * fold.inverse), unit = middle_code(bits) * fold.inverse;
+#pragma unroll
+    for (int j = 0; j < 2 * NT; j++) {
+      const float(&z)[4] = sums[j / 2];
+      fold.zero[j] = fmaf(fmaf(z[2 + j % 2], step_unit, -rounded[j / 2][j % 2]), unit, z[j % 2] * (1 / kChannelScale));
+    }
   }
 };
 

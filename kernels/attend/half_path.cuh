@@ -19,7 +19,7 @@ struct HalfPath {
   static constexpr int kStageBytes = kPageBytes > kRowBytes ? kPageBytes : kRowBytes;
 
   static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
-    load_query<Keys::template kRun<DK>, Keys::template kGroups<DK>, DK, NT>(p, u, q, warp, lane);
+    load_query<Keys::template kRun<DK>, Keys::template kGroups<DK>, Keys::kPaired, DK, NT>(p, u, q, warp, lane);
   }
 
   static __device__ __forceinline__ void begin(const QkvAttend& p, uint8_t* stage, State& w) {
@@ -58,6 +58,7 @@ struct KeysOf {
   static constexpr int kRun = F::kAffine && !F::kChannel ? Groups<F, D>::kRun : 1;
   template <int D>
   static constexpr int kGroups = F::kAffine && !F::kChannel ? Groups<F, D>::kCount : 0;
+  static constexpr bool kPaired = F::kChannel;
 
   template <int D, int NT, class Pages>
   static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const Pages& page, uint32_t lane,

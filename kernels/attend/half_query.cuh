@@ -15,25 +15,30 @@ constexpr uint32_t kTokenStepFactor = 0x6c00;
 // The queries in shared memory.
 template <int D, int NT>
 struct HalfQuery {
-  // f16 for pages, times `kChannelScale` or `kTokenScale`; bf16 pages: the bf16 high and low parts.
+  // f16 for pages, times `kChannelScale` or `kTokenScale`; bf16 pages: the bf16 high and low parts. Where all keys are per channel, two
+  // steps lie side by side (`paired`).
   uint2 page[NT][Dims<D>::kSteps][32];
   uint2 page_low[NT][Dims<D>::kSteps][32];
   // High and low part in the type of exact rows.
   uint2 rows[2][NT][Dims<D>::kRowSteps][32];
   // B operands of 8 rows that make min * (sum of the queries of a group) of (step, min) pairs.
   uint32_t zero[NT][Dims<D>::kBlocks][32];
-  // Of keys, which make steps, and of values, which make steps and middles; an operand A of ones.
+  // Of keys, which make steps, and of values, which make steps and middles; an operand A of -1.
   PairOperands key_pairs, value_pairs;
-  alignas(16) uint32_t one[4];
+  alignas(16) uint32_t minus_one[4];
 
-  __device__ __forceinline__ void ones(uint32_t (&a)[4]) const { load_shared16(a, shared_address(one)); }
+  __device__ __forceinline__ void minus_ones(uint32_t (&a)[4]) const { load_shared16(a, shared_address(minus_one)); }
+
+  // Operands B of steps 2i and 2i + 1: the lower halves of both, then the upper ones.
+  __device__ __forceinline__ uint4 paired(int nt, int i, uint32_t lane) const { return ((const uint4*)page[nt][2 * i])[lane]; }
 
   // Raw scores to log2 units, for pages and rows; raw score of the keys' mean.
   float page_factor[8 * NT], row_factor[8 * NT], mean[8 * NT];
 };
 
 // `Run`: blocks of 32 channels of a group. `J`: groups of a token, if the kernel knows: 0 says that `zero` has an operand for each run.
-template <int Run, int J, int D, int NT>
+// `Paired`: steps lie in pairs.
+template <int Run, int J, bool Paired, int D, int NT>
 __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& q, uint32_t warp, uint32_t lane) {
   constexpr int kBlocks = Dims<D>::kBlocks;
   const QkvFormat& f = p.format[0];
@@ -44,7 +49,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
     q.key_pairs.set(lane, step, step);
     const QkvFormat& v = p.format[1];
     q.value_pairs.set(lane, min_factors(v.kind == QKV_KIND_AFFINE ? middle_code_half((int)v.bits) : 0), kStepFactor);
-    if (lane < 4) q.one[lane] = 0x3c003c00;
+    if (lane < 4) q.minus_one[lane] = 0xbc00bc00;
   }
   float key_scale = p.scales[0] ? __ldg((const float*)p.scales[0] + u.head) : 1.0f;
   for (uint32_t c = warp; c < 8 * NT; c += kWarps) {
@@ -76,7 +81,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
       uint16_t h = to_row_type(x, bfloat_pages);
       uint32_t channel = 32 * k + lane;
       if (channel < D) {
-        page[page_place(channel, n)] = h;
+        page[Paired ? paired_place(channel, n) : page_place(channel, n)] = h;
         if (bfloat_pages) page_low[page_place(channel, n)] = float_to_bfloat(x - bfloat_to_float(h));
       }
       // The zero term belongs to the queries as they are multiplied: rounded.

@@ -1,6 +1,10 @@
 // Scores of a page's 64 tokens on the f16 path: codes are operand A as f16 subnormals, queries operand B. Step and min are
 // applied to the sums of a group (per token), or to the queries before (per channel); nothing multiplies an element.
 //
+// Per channel, products r of query and step are rounded to f16 once for a group of tokens, so the error is theirs alike and grows with the
+// codes' mean, as that of weights does (`half_values.cuh`). Here, too, codes count from their middle c:
+// sum(r code) + [sum(query min) + c (sum(query step) - sum(r))], of which the part in brackets is the group's own.
+//
 // Lane 4g + t gets s[i][j]: token 16 (i / 2) + 8 (i mod 2) + g, its column j = 8 (j / 2) + 2t + j mod 2.
 #pragma once
 #include "half_query.cuh"
@@ -39,54 +43,73 @@ struct Folded {
     uint32_t h = float_to_half(inverse_power(inverse * kChannelScale));
     return h | h << 16;
   }
+
+  // Products of queries and steps as they enter the tensor cores.
+  __device__ __forceinline__ uint2 scaled(uint2 q, uint2 step) const {
+    const uint32_t f = factor();
+    return make_uint2(mul_half2(q.x, mul_half2(step.x, f)), mul_half2(q.y, mul_half2(step.y, f)));
+  }
 };
 
 // `steps`: where the lane's part of a group's steps begins; its mins lie 2 D bytes behind.
 template <class F, int D, int NT>
 __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
                                               Folded<D, NT>& out) {
-  constexpr int kSteps = Dims<D>::kSteps;
-  uint32_t step[2 * kSteps], mins[2 * kSteps], most = 0;
-  // Two tiles of columns leave no registers for both at a time.
-  constexpr bool kTogether = NT == 1;
-  if constexpr (kTogether) load_channels<D>(steps, step);
-  load_channels<D>(steps + 2 * D, mins);
-  auto zeros = [&](int nt) {
-    // A lane's mins are operand A as they are loaded: rows 0 - 7 of the products with the lower channels' queries are right, and
-    // rows 8 - 15 of those with the upper ones'.
-    float low[4] = {}, high[4] = {};
+  constexpr int kParts = D / 32;
+  uint4 step[kParts];
+  uint32_t any = 0;
 #pragma unroll
-    for (int kb = 0; kb < kSteps; kb++) {
-      uint2 b = q.page[nt][kb][lane];
-      mma_f16_k8(low, mins[2 * kb], mins[2 * kb + 1], b.x);
-      mma_f16_k8(high, mins[2 * kb], mins[2 * kb + 1], b.y);
-    }
-    out.zero[2 * nt] = (low[0] + high[2]) * (1 / kChannelScale);
-    out.zero[2 * nt + 1] = (low[1] + high[3]) * (1 / kChannelScale);
-  };
-  if constexpr (!kTogether) {
-#pragma unroll
-    for (int nt = 0; nt < NT; nt++) zeros(nt);
-    load_channels<D>(after(steps, bits_of(out.zero[2 * NT - 1])), step);
+  for (int i = 0; i < kParts; i++) {
+    step[i] = load_cached16(steps + 16 * i);
+    any |= step[i].x | step[i].y;
+    any |= step[i].z | step[i].w;
   }
+  // Large steps are rare, now and before. Those of 2 and more have this bit.
+  if (__any_sync(kAllLanes, (any & 0x40004000) != 0 || !out.plain())) {
+    uint32_t most = 0;
 #pragma unroll
-  for (int i = 0; i < 2 * kSteps; i++) most = max_half2(most, step[i]);
-  float largest = fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16)));
-  // Large steps are rare, now and before.
-  if (__any_sync(kAllLanes, out.exceeded(largest) || !out.plain())) {
-    out.choose(largest);
+    for (int i = 0; i < kParts; i++) {
+      most = max_half2(most, max_half2(max_half2(step[i].x, step[i].y), max_half2(step[i].z, step[i].w)));
+    }
+    out.choose(fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16))));
     const uint32_t factor = out.factor();
 #pragma unroll
-    for (int i = 0; i < 2 * kSteps; i++) step[i] = mul_half2(step[i], factor);
+    for (int i = 0; i < kParts; i++) {
+      step[i] = make_uint4(mul_half2(step[i].x, factor), mul_half2(step[i].y, factor), mul_half2(step[i].z, factor),
+                           mul_half2(step[i].w, factor));
+    }
   }
+  uint32_t minus_ones[4];
+  q.minus_ones(minus_ones);
+  // A lane's steps and mins are operand A as they are loaded: of 32 channels, rows 0 - 7 are right in products with the lower eight of
+  // each 16, [0, 1], and rows 8 - 15 in those with the upper ones, [2, 3].
+  float low[NT][4] = {}, high[NT][4] = {}, min_low[NT][4] = {}, min_high[NT][4] = {};
+#pragma unroll
+  for (int i = 0; i < kParts; i++) {
+    const uint4 m = load_cached16(steps + 2 * D + 16 * i), v = step[i];
+    const uint32_t a[4] = {v.x, v.y, v.z, v.w}, mins[4] = {m.x, m.y, m.z, m.w};
+#pragma unroll
+    for (int nt = 0; nt < NT; nt++) {
+      const uint4 b = q.paired(nt, i, lane);
+      const uint32_t lower[2] = {b.x, b.y}, upper[2] = {b.z, b.w};
+      mma_f16(low[nt], a, lower);
+      mma_f16(high[nt], a, upper);
+      mma_f16(min_low[nt], mins, lower);
+      mma_f16(min_high[nt], mins, upper);
+      uint32_t(&first)[2] = out.q[nt][2 * i], (&second)[2] = out.q[nt][2 * i + 1];
+      first[0] = mul_half2(b.x, v.x), first[1] = mul_half2(b.z, v.y);
+      second[0] = mul_half2(b.y, v.z), second[1] = mul_half2(b.w, v.w);
+      mma_f16(low[nt], minus_ones, first);
+      mma_f16(low[nt], minus_ones, second);
+    }
+  }
+  const float unit = middle_code(F::kBits) * out.inverse;
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
-    if constexpr (kTogether) zeros(nt);
 #pragma unroll
-    for (int kb = 0; kb < kSteps; kb++) {
-      uint2 b = q.page[nt][kb][lane];
-      out.q[nt][kb][0] = mul_half2(b.x, step[2 * kb]);
-      out.q[nt][kb][1] = mul_half2(b.y, step[2 * kb + 1]);
+    for (int j = 0; j < 2; j++) {
+      out.zero[2 * nt + j] =
+          fmaf(low[nt][j] + high[nt][2 + j], unit, (min_low[nt][j] + min_high[nt][2 + j]) * (1 / kChannelScale));
     }
   }
 }

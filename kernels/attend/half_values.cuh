@@ -274,14 +274,14 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
 #pragma unroll
       for (int nt = 0; nt < NT; nt++) {
         float sum[4] = {};
-        uint32_t ones[4];
-        q.ones(ones);
+        uint32_t minus_ones[4];
+        q.minus_ones(minus_ones);
 #pragma unroll
-        for (int kb = 0; kb < 4; kb++) mma_f16(sum, ones, b[nt][kb]);
+        for (int kb = 0; kb < 4; kb++) mma_f16(sum, minus_ones, b[nt][kb]);
         // All eight lanes of a column have the sum.
 #pragma unroll
         for (int j = 0; j < 2; j++) {
-          zero[2 * nt + j] = fmaf(sum[j], -middle_code(F::kBits) / 8, zero[2 * nt + j]);
+          zero[2 * nt + j] = fmaf(sum[j], middle_code(F::kBits) / 8, zero[2 * nt + j]);
         }
       }
       w.store_zero(zeros, zero);

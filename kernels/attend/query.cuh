@@ -135,6 +135,12 @@ __device__ __forceinline__ uint32_t page_place(uint32_t c, uint32_t n) {
   return ((c / 16 * 32 + 4 * n + t) * 2 + x / 8) * 2 + x % 2;
 }
 
+// The same where two steps lie side by side.
+__device__ __forceinline__ uint32_t paired_place(uint32_t c, uint32_t n) {
+  uint32_t x = c % 16, t = x / 2 % 4;
+  return ((c / 32 * 32 + 4 * n + t) * 4 + x / 8 * 2 + c / 16 % 2) * 2 + x % 2;
+}
+
 __device__ __forceinline__ uint32_t row_place(uint32_t c, uint32_t n) {
   uint32_t t = c / 8 % 4, e = c % 8;
   return (((2 * (c / 32) + e / 4) * 32 + 4 * n + t) * 2 + e / 2 % 2) * 2 + e % 2;

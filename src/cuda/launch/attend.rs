@@ -102,10 +102,12 @@ fn integer_is_fast(device: &Device) -> bool {
 /// nothing has output 0 and LSE -inf (its sink logit where there is one). A row with NaN or infinity in its query is NaN.
 /// A value of NaN or infinity makes its channel NaN in the rows that see its token, and may do so in rows of the same sequence that do
 /// not (for which it lies outside the sliding window, or is newer): what such a row multiplies by 0 is NaN. [`prefill`](super::prefill) looks for them.
+/// A key of NaN or infinity makes the rows that see its token NaN (on the CPU an infinite one may have weight 0).
 /// Rows of no sequence are left as they are.
 ///
 /// Outputs are within about twice the error of f16 arithmetic on decoded elements; with affine per-token values also up to 2^-12 of their
-/// groups' range, if that is more (a channel far from the others of its group). Weights times steps, or times scales of tokens, are f16 numbers
+/// groups' range, which is `2^bits - 1` steps, if that is more (a channel far from the others of its group; or 8 bits and values below 1e-5,
+/// where steps are as small as f16 has them and few codes are used). Weights times steps, or times scales of tokens, are f16 numbers
 /// relative to the largest step: values of groups or tokens some 2^24 times smaller than others of the sequence lose their bits.
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or

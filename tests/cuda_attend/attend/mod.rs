@@ -337,7 +337,7 @@ struct Findings {
 impl Findings {
     /// The device is near the CPU; and over all cases, and over the cases of a format where there are some, at most twice as far from
     /// f64 as f16 arithmetic on decoded elements. One case of a few rows may be a little further.
-    fn check(&mut self, gpu: &Gpu, case: &Case, random: &mut Random) {
+    fn check(&mut self, gpu: &Gpu, case: &Case, random: &mut Random) -> Errors {
         let e = errors(case, &run(gpu, case, random));
         // Where logits are large, so are their errors.
         let lse = e.lse <= f64::max(2e-3, 3.0 * e.half_lse);
@@ -365,6 +365,7 @@ impl Findings {
         add(format!("{:?} {:?} {path}", l.key, l.value), 1.0);
         // Cases of all formats weigh alike.
         add(format!("all of {path}"), e.half.max(1e-6));
+        e
     }
 }
 

@@ -72,3 +72,30 @@ fn values_with_an_outlier() {
         }
     }
 }
+
+/// Products of queries with the steps of per-channel keys are rounded once for a group of tokens, and what they are off by is the same for
+/// all of these: with codes far from 0 it would shift the scores of whole pages, which the LSE shows best.
+#[test]
+fn keys_per_channel() {
+    use qkv::{Affine, Bits};
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    for d in [64, 80, 96, 128, 256] {
+        for (bits, run) in [(Bits::B8, 64), (Bits::B4, 64), (Bits::B3, 64), (Bits::B2, 32), (Bits::B1, 32)] {
+            let key = Format::from(Affine::per_channel(bits, run));
+            // With these values the keys of 4 and 2 bits have kernels of their own at 64 and 128 channels.
+            let value = Affine::per_token(
+                if bits == Bits::B2 { bits } else { Bits::B4 },
+                if d % 64 == 0 { run } else { 32 },
+            );
+            for (group, sharpness) in [(4, 1.0), (8, 1.0), (8, 4.0), (if d % 128 == 0 { 8 } else { 16 }, 2.0)]
+            {
+                let mut case = Case::new(config(key, value.into(), 1, d), group, &[900], &[1]);
+                case.sharpness = sharpness;
+                let e = findings.check(&gpu, &case, &mut Random::new(8));
+                let text =
+                    format!("{}: LSE {:.2e} from f64 (f16 {:.2e})", describe(&case), e.lse, e.half_lse);
+                assert!(e.lse < if sharpness == 1.0 { 1e-4 } else { 3e-3 }, "{text}");
+            }
+        }
+    }
+}
