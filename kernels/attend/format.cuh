@@ -33,9 +33,10 @@ struct Coding {
     return kAffine && Bits < 8 ? Bits * f : 0;
   }
 
-  // A sum of such numbers, in rows of tile mt, as it is. The infinity that stands for NaN becomes NaN.
+  // A sum of such numbers, in rows of tile mt, times this is what it is.
   static __device__ __forceinline__ float unit(int mt, int h) { return kAffine ? power_of_two(24 - position(mt, h)) : kUnit; }
-  static __device__ __forceinline__ float scaled(float sum, float factor) { return kLargeE4m3 ? fmaf(sum, 0.0f, sum * factor) : sum * factor; }
+  // The infinity that stands for NaN becomes NaN.
+  static __device__ __forceinline__ float number(float sum) { return kLargeE4m3 ? fmaf(sum, 0.0f, sum) : sum; }
 };
 
 // How a token's channels are grouped.

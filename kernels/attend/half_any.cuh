@@ -79,6 +79,7 @@ struct AnyKeys {
   template <int D>
   static constexpr int kGroups = 0;
   static constexpr bool kPaired = false;
+  static constexpr float kScoreUnit = 1;
 
   template <int D, int NT>
   static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const AnyPlaces& at, uint32_t lane,

@@ -19,7 +19,7 @@ struct HalfPath {
   static constexpr int kStageBytes = kPageBytes > kRowBytes ? kPageBytes : kRowBytes;
 
   static __device__ __forceinline__ void load(const QkvAttend& p, const Unit& u, Query& q, uint32_t warp, uint32_t lane) {
-    load_query<Keys::template kRun<DK>, Keys::template kGroups<DK>, Keys::kPaired, DK, NT>(p, u, q, warp, lane);
+    load_query<Keys::template kRun<DK>, Keys::template kGroups<DK>, Keys::kPaired, DK, NT>(p, u, q, Keys::kScoreUnit, warp, lane);
   }
 
   static __device__ __forceinline__ void begin(const QkvAttend& p, uint8_t* stage, State& w) {
@@ -59,6 +59,7 @@ struct KeysOf {
   template <int D>
   static constexpr int kGroups = F::kAffine && !F::kChannel ? Groups<F, D>::kCount : 0;
   static constexpr bool kPaired = F::kChannel;
+  static constexpr float kScoreUnit = F::kFp8 ? F::kUnit : 1.0f;
 
   template <int D, int NT, class Pages>
   static __device__ __forceinline__ void scores(const QkvAttend& p, const HalfQuery<D, NT>& q, const Pages& page, uint32_t lane,

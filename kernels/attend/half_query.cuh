@@ -37,9 +37,9 @@ struct HalfQuery {
 };
 
 // `Run`: blocks of 32 channels of a group. `J`: groups of a token, if the kernel knows: 0 says that `zero` has an operand for each run.
-// `Paired`: steps lie in pairs.
+// `Paired`: steps lie in pairs. `unit`: what a sum of products with the keys' numbers has to be multiplied with.
 template <int Run, int J, bool Paired, int D, int NT>
-__device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& q, uint32_t warp, uint32_t lane) {
+__device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& q, float unit, uint32_t warp, uint32_t lane) {
   constexpr int kBlocks = Dims<D>::kBlocks;
   const QkvFormat& f = p.format[0];
   const bool bfloat_rows = p.window_dtype == QKV_BF16, bfloat_pages = f.kind == QKV_KIND_BF16;
@@ -103,7 +103,7 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
       }
     }
     if (lane == 0) {
-      q.page_factor[c] = score_factor(p.scale, norm) * key_scale;
+      q.page_factor[c] = score_factor(p.scale, norm) * (key_scale * unit);
       q.mean[c] = mean * norm;
     }
   }

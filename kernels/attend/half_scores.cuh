@@ -197,20 +197,24 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
     if constexpr (!kPerToken) {
 #pragma unroll
       for (int h = 0; h < 2; h++) {
-        float scale = F::unit(mt, h);
-        if constexpr (F::kChannel) scale *= fold.inverse;
-        if constexpr (F::kFp8) {
-          if (token_scale) scale *= from_bits(pair.bits[2 * mt + h]);
-        }
+        // Of 8-bit floats the queries' factor has the unit.
+        const float scale = F::kChannel ? F::unit(mt, h) * fold.inverse : 1.0f;
 #pragma unroll
         for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
           for (int j = 0; j < 2; j++) {
             float& out = s[2 * mt + h][2 * nt + j];
-            out = F::kChannel ? fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]) : F::scaled(sum[nt][2 * h + j], scale);
+            out = F::kChannel ? fmaf(sum[nt][2 * h + j], scale, fold.zero[2 * nt + j]) : F::number(sum[nt][2 * h + j]);
           }
         }
       }
+    }
+  }
+  if (token_scale) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+      for (int j = 0; j < 2 * NT; j++) s[i][j] *= from_bits(pair.bits[i]);
     }
   }
 }

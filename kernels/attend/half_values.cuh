@@ -201,7 +201,8 @@ template <class F, int D, int NT, int Zeros, class Query>
 __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, const uint8_t* codes,
                                             const uint8_t* pairs, uint32_t lane, const Tail& tail, const float (&factor)[2 * NT],
                                             float (&s)[8][2 * NT], HalfState<D, NT, Zeros>& w) {
-  constexpr int kRows = D / 16, kTiles = slice_tiles<F, QKV_TILE>(kRows);
+  // Floats of 8 bits are all loaded together: each slice asks for the tail, and registers are there.
+  constexpr int kRows = D / 16, kTiles = F::kFp8 ? kRows : slice_tiles<F, QKV_TILE>(kRows);
   using G = Groups<F, D>;
   const uint32_t g = lane / 4, t = lane % 4;
   constexpr bool kPerToken = F::kAffine && !F::kChannel;
@@ -243,8 +244,6 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
       float step[2] = {1, 1}, middle[2] = {0, 0};
       if constexpr (kPerToken) {
         pair.values(kb, operand, step, middle);
-      } else if (token_scale) {
-        step[0] = from_bits(pair.bits[2 * kb]), step[1] = from_bits(pair.bits[2 * kb + 1]);
       }
 #pragma unroll
       for (int h = 0; h < 2; h++) {
@@ -257,7 +256,7 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
             if constexpr (kPerToken) {
               zero[2 * nt + j] = fmaf(x[j], middle[h], zero[2 * nt + j]);
             }
-            if (kPerToken || token_scale) x[j] *= step[h];
+            if (kPerToken) x[j] *= step[h];
           }
           if constexpr (F::kBfloat) {
             uint32_t high = pack_bfloat2(x[0], x[1]);
@@ -287,7 +286,16 @@ __device__ __forceinline__ void half_values(const QkvAttend& p, const Query& q, 
       w.store_zero(zeros, zero);
     }
   };
-  if constexpr (!kPerToken) pack(0);
+  if constexpr (!kPerToken) {
+    if (token_scale) {
+#pragma unroll
+      for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < 2 * NT; j++) s[i][j] *= from_bits(pair.bits[i]);
+      }
+    }
+    pack(0);
+  }
 
   // Sums of the weights of 32 tokens, or in [1] of all, the same in all rows.
   float total[2][NT][4];
@@ -401,7 +409,7 @@ __device__ __forceinline__ void half_finish_pages(const QkvAttend& p, uint32_t h
 #pragma unroll
       for (int i = 0; i < 4; i++) {
         float factor = F::kChannel ? 1.0f : F::unit(m, i / 2);
-        w.o[m][nt][i] = fmaf(F::scaled(w.o[m][nt][i], factor), scale, zero[2 * nt + i % 2]);
+        w.o[m][nt][i] = fmaf(F::number(w.o[m][nt][i]) * factor, scale, zero[2 * nt + i % 2]);
       }
     }
   }

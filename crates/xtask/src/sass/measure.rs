@@ -22,6 +22,8 @@ pub struct Decode {
     pub common: Way,
     /// The turn on which every vote moves something: the softmax reference, the scale of steps, the norm of queries.
     pub rescale: Way,
+    /// Of 8-bit floats: instructions of the common turn where each token and head has a scale.
+    pub scaled: Option<usize>,
     /// `LDL` and `STL` anywhere in the loop.
     pub local: usize,
     /// Loops that read pages; where there are several the cheapest is what pages in the middle take.
@@ -31,7 +33,12 @@ pub struct Decode {
 impl Decode {
     /// Lane-instructions per element.
     pub fn per_element(&self, way: &Way) -> f64 {
-        32.0 * way.code.len() as f64 / self.elements as f64
+        self.per_element_of(way.code.len())
+    }
+
+    /// The same of so many instructions.
+    pub fn per_element_of(&self, instructions: usize) -> f64 {
+        32.0 * instructions as f64 / self.elements as f64
     }
 }
 
@@ -69,6 +76,7 @@ pub fn decode(kernel: &Compiled) -> Result<Decode> {
             pages,
             elements: pages * TILE * (key + value),
             rescale: walk::way(f, &flow, l, true, |_| false)?,
+            scaled: f.name.contains("_e4m3_").then(|| scaled(f, &flow, l)).transpose()?,
             local: flow.instructions(l).filter(|i| matches!(f.code[*i].base(), "LDL" | "STL")).count(),
             common,
             loops: 0,
@@ -82,6 +90,20 @@ pub fn decode(kernel: &Compiled) -> Result<Decode> {
         Some(d) => Ok(Decode { loops, ..d }),
         None => bail!("{}: no loop reads pages", f.name),
     }
+}
+
+/// Instructions of a page of 8-bit floats with a scale for each token and head. Scales of values are told by their loads; those of keys
+/// are loaded under a condition, and all that is left out without them are the products with scores, one for each.
+fn scaled(f: &Function, flow: &Flow, page: &Loop) -> Result<usize> {
+    let loads = |i: &Instruction| i.base() == "LDG" && i.has("CONSTANT") && !i.has("NA");
+    let way = walk::way(f, flow, page, false, loads)?;
+    let skipped = |b: &usize| {
+        let code = &f.code[flow.blocks[*b].from..flow.blocks[*b].to];
+        code.iter().all(|i| i.base() == "FMUL") && !way.blocks.contains(b)
+    };
+    let products =
+        page.blocks.iter().filter(|b| skipped(b)).map(|b| flow.blocks[*b].to - flow.blocks[*b].from);
+    Ok(way.code.len() + products.sum::<usize>())
 }
 
 /// Pages of a turn: by its products on the integer path, by its weights on the f16 path, where minimums and sums take products too.

@@ -206,7 +206,7 @@ impl<'a> Report<'a> {
     fn cost(&self, row: &Row, integer: bool, architecture: u32) -> Option<(&Measured<'a>, f64)> {
         let m = self.find(&row.kernel(integer)?, architecture)?;
         let d = m.page.as_ref()?;
-        Some((m, d.per_element(&d.common)))
+        Some((m, if row.scaled { d.per_element_of(d.scaled?) } else { d.per_element(&d.common) }))
     }
 
     /// All tables.
@@ -238,7 +238,8 @@ impl<'a> Report<'a> {
                         Some((m, cost)) => {
                             let moved = m.page.as_ref().map_or(0.0, |d| d.per_element(&d.rescale));
                             let over = budget::slack(a).zip(goal).is_some_and(|(s, g)| cost > g + s);
-                            format!("{cost:.3} ({moved:.3}){}", if over { " over" } else { "" })
+                            let moved = if row.scaled { String::new() } else { format!(" ({moved:.3})") };
+                            format!("{cost:.3}{moved}{}", if over { " over" } else { "" })
                         }
                         None if goal.is_some() => "no instance".into(),
                         None => "–".into(),
