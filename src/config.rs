@@ -294,7 +294,7 @@ impl CacheConfig {
             self.validate_format("key format", &l.key, self.key_dim, i)?;
             self.validate_format("value format", &l.value, self.value_dim, i)?;
             if l.value.centered() {
-                return no("value format", format!("{:?}", l.value), "only keys can be centred");
+                return no("value format", l.value.to_string(), "only keys can be centred");
             }
             if l.sliding_window == Some(0) {
                 return no(
@@ -308,7 +308,7 @@ impl CacheConfig {
     }
 
     fn validate_format(&self, what: &'static str, f: &Format, dim: usize, layer: usize) -> Result<()> {
-        let no = |why: String| Err(Error::Unsupported { what, got: format!("{f:?} in layer {layer}"), why });
+        let no = |why: String| Err(Error::Unsupported { what, got: format!("{f} in layer {layer}"), why });
         if self.residual.is_none() && !f.is_per_token() {
             return no(
                 "direct mode writes single tokens; use a per-token format without centring, or a window"

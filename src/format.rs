@@ -7,6 +7,7 @@
 //! | [`Format::Fp8`] | `x = scale * float(byte)` | f32 scale |
 
 use crate::error::{Error, Result};
+use std::fmt::{Display, Formatter};
 
 /// Bits of one affine code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -254,5 +255,74 @@ impl Format {
     /// Whether a scale has to be given at construction.
     pub fn needs_scale(&self) -> bool {
         matches!(self, Format::Fp8(f) if f.granularity != Granularity::TokenHead)
+    }
+}
+
+/// `f16`; `bf16`; `e4m3, a scale for each token and head`; `4 bits per channel, groups of 64, hqq fit, rotated by 64, centred`.
+impl Display for Format {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Format::F16 => f.write_str("f16"),
+            Format::Bf16 => f.write_str("bf16"),
+            Format::Affine(a) => a.fmt(f),
+            Format::Fp8(a) => a.fmt(f),
+        }
+    }
+}
+
+impl Display for Affine {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let (bits, s) = (self.bits.get(), if self.bits == Bits::B1 { "" } else { "s" });
+        let axis = match self.axis {
+            Axis::PerToken => "token",
+            Axis::PerChannel => "channel",
+        };
+        write!(f, "{bits} bit{s} per {axis}, groups of {}", self.group)?;
+        match self.fit {
+            fit if fit == Fit::default_for(self.bits) => {}
+            Fit::MinMax => f.write_str(", min-max fit")?,
+            Fit::ErrorOptimal => f.write_str(", error-optimal fit")?,
+            Fit::HQQ => f.write_str(", hqq fit")?,
+            Fit::Hqq { p, beta, iterations } => {
+                write!(f, ", hqq fit (p {p}, beta {beta}, {iterations} iterations)")?;
+            }
+        }
+        if let Some(block) = self.rotate {
+            write!(f, ", rotated by {block}")?;
+        }
+        f.write_str(if self.center { ", centred" } else { "" })
+    }
+}
+
+impl Display for Fp8 {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        let kind = match self.kind {
+            Fp8Kind::E4M3 => "e4m3",
+            Fp8Kind::E5M2 => "e5m2",
+        };
+        let of = match self.granularity {
+            Granularity::Tensor => "one scale",
+            Granularity::Head => "a scale for each head",
+            Granularity::TokenHead => "a scale for each token and head",
+        };
+        write!(f, "{kind}, {of}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn formats_in_words() {
+        let text = |f: Format| f.to_string();
+        assert_eq!(text(Format::Bf16), "bf16");
+        assert_eq!(text(Fp8::e5m2(Granularity::Head).into()), "e5m2, a scale for each head");
+        assert_eq!(text(Affine::per_token(Bits::B1, 32).into()), "1 bit per token, groups of 32");
+        let a = Affine::per_channel(Bits::B4, 64).with_fit(Fit::HQQ).with_rotation(64).with_center();
+        assert_eq!(text(a.into()), "4 bits per channel, groups of 64, hqq fit, rotated by 64, centred");
+        let fit = Fit::Hqq { p: 0.5, beta: 1.0, iterations: 3 };
+        let own = Affine::per_token(Bits::B8, 128).with_fit(fit);
+        assert_eq!(text(own.into()), "8 bits per token, groups of 128, hqq fit (p 0.5, beta 1, 3 iterations)");
     }
 }

@@ -18,7 +18,7 @@ pub struct PageFormat {
 }
 
 fn check_format(what: &'static str, f: &Format, dim: usize) -> Result<()> {
-    let no = |why: &str| Err(Error::Unsupported { what, got: format!("{f:?}"), why: why.into() });
+    let no = |why: &str| Err(Error::Unsupported { what, got: f.to_string(), why: why.into() });
     if dim == 0 || !dim.is_multiple_of(16) || dim > MAX_DIM {
         return Err(Error::Unsupported {
             what,

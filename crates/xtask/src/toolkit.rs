@@ -47,12 +47,13 @@ impl Toolkit {
         Ok(Self { home: Some(home) })
     }
 
-    /// Puts the toolkit into the environment of a command. Architectures that the caller did not choose are `architectures`.
+    /// Puts the toolkit into the environment of a command. Architectures that the caller did not choose are `architectures`; `all` of them
+    /// were chosen by an option.
     pub fn apply<'a>(&self, command: &'a mut Command, architectures: &str) -> &'a mut Command {
         if let Some(home) = &self.home {
             command.env("CUDA_HOME", home);
         }
-        if std::env::var_os("CUDA_COMPUTE_CAP").is_none() {
+        if architectures == "all" || std::env::var_os("CUDA_COMPUTE_CAP").is_none() {
             command.env("CUDA_COMPUTE_CAP", architectures);
         }
         if std::env::var_os("QKV_KERNEL_CACHE").is_none() {
