@@ -323,6 +323,9 @@ mod tests {
         assert_eq!(text(a.into()), "4 bits per channel, groups of 64, hqq fit, rotated by 64, centred");
         let fit = Fit::Hqq { p: 0.5, beta: 1.0, iterations: 3 };
         let own = Affine::per_token(Bits::B8, 128).with_fit(fit);
-        assert_eq!(text(own.into()), "8 bits per token, groups of 128, hqq fit (p 0.5, beta 1, 3 iterations)");
+        assert_eq!(
+            text(own.into()),
+            "8 bits per token, groups of 128, hqq fit (p 0.5, beta 1, 3 iterations)"
+        );
     }
 }

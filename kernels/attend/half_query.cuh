@@ -103,7 +103,8 @@ __device__ void load_query(const QkvAttend& p, const Unit& u, HalfQuery<D, NT>& 
       }
     }
     if (lane == 0) {
-      q.page_factor[c] = score_factor(p.scale, norm) * (key_scale * unit);
+      // A softcap divides by it.
+      q.page_factor[c] = fmaxf(score_factor(p.scale, norm) * (key_scale * unit), kLeastFactor);
       q.mean[c] = mean * norm;
     }
   }

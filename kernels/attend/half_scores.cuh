@@ -28,13 +28,11 @@ struct Folded {
   __device__ __forceinline__ void clear() { inverse = 1 / kChannelScale; }
 
   __device__ __forceinline__ bool plain() const { return inverse == 1 / kChannelScale; }
-  __device__ __forceinline__ bool exceeded(float step) const { return step > 2 * kChannelScale * inverse; }
-
-  // Makes the scale fit the lane's largest step; queries are below `kChannelScale`.
+  // Makes the scale fit the lane's largest step; queries are below `kChannelScale`. Each group has its own: products with small steps
+  // would lose bits to large ones seen before.
   __device__ __forceinline__ void choose(float largest) {
-    if (!__any_sync(kAllLanes, exceeded(largest))) return;
     largest = warp_max(largest);
-    const float scale = from_bits((uint32_t)min(max(253 - (int)(bits_of(largest) >> 23), 97), 127) << 23);
+    const float scale = largest < 2 ? 1.0f : from_bits((uint32_t)max(253 - (int)(bits_of(largest) >> 23), 97) << 23);
     inverse = inverse_power(scale * kChannelScale);
   }
 
@@ -64,7 +62,7 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
     any |= step[i].x | step[i].y;
     any |= step[i].z | step[i].w;
   }
-  // Large steps are rare, now and before. Those of 2 and more have this bit.
+  // Large steps are rare, here and in the group before. Those of 2 and more have this bit.
   if (__any_sync(kAllLanes, (any & 0x40004000) != 0 || !out.plain())) {
     uint32_t most = 0;
 #pragma unroll
@@ -134,6 +132,7 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
     if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (F::kChannel) {
       if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
+        if constexpr (NT > 1) stay_below(p);
         fold_channels<F, D, NT>(q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
       }
     }

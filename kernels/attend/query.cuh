@@ -113,10 +113,13 @@ struct QueryRow {
   }
 };
 
+// Factors below make logits 0 as this one does, and have no inverse.
+constexpr float kLeastFactor = 1e-36f;
+
 // A column's factor from raw scores to log2 units; `scale` is of the logits.
 __device__ __forceinline__ float score_factor(float scale, float normalizer) {
   float f = (scale == 0 ? 1.0f : fabsf(scale)) * kLog2e / normalizer;
-  return fmaxf(f, 1e-36f);
+  return fmaxf(f, kLeastFactor);
 }
 
 // The 16-bit value nearest to x, and the value of such bits.

@@ -34,7 +34,6 @@ impl Machine for OnGpu {
     const QUERIES: &'static [Dtype] = &[Dtype::F16, Dtype::Bf16];
     const ERROR: f64 = 1e-3;
     const LARGEST_GROUP: usize = 256;
-    const CLEARS: bool = false;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache<Cuda>> {
         let pool = PagePool::on_device(&self.0.device, &config, blocks)?;

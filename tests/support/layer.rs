@@ -38,6 +38,8 @@ pub(crate) struct Twins {
     pub(crate) signs: bool,
     /// What the first channel of values is.
     pub(crate) outlier: Option<f32>,
+    /// Channel 5 of the keys in rows 64 to 127 of each step is so far below 0, or a little more.
+    pub(crate) huge: Option<f32>,
     /// Channel of the values that is no number, in all heads: of a row of each step, or of all rows.
     pub(crate) hole: Option<(Option<usize>, usize)>,
 }
@@ -83,6 +85,7 @@ impl Twins {
             magnitude: [1.0; 2],
             signs: false,
             outlier: None,
+            huge: None,
             hole: None,
         }
     }
@@ -149,6 +152,13 @@ impl Twins {
                 if let (1, Some(outlier)) = (i, self.outlier) {
                     for (row, head) in (0..rows).flat_map(|row| (0..c.kv_heads).map(move |h| (row, h))) {
                         x[crate::gpu::row(&shape, row, head)] = outlier;
+                    }
+                }
+                if let (0, Some(huge)) = (i, self.huge) {
+                    for (row, head) in (64..rows.min(128)).flat_map(|r| (0..c.kv_heads).map(move |h| (r, h)))
+                    {
+                        let at = crate::gpu::row(&shape, row, head) + 5 * shape.strides[3];
+                        x[at] = -huge * (1.0 + 0.25 * (x[at] / self.magnitude[0]).abs());
                     }
                 }
                 if let (1, Some((row, channel))) = (i, self.hole) {

@@ -48,8 +48,6 @@ pub(crate) trait Machine {
 
     /// Most elements of a group.
     const LARGEST_GROUP: usize;
-    /// Whether attention writes zeros into output rows of no sequence, and -inf as their LSE; or leaves them as they are.
-    const CLEARS: bool;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache<Self::B>>;
     fn contiguous(&self, config: CacheConfig) -> Result<KvCache<Self::B>>;
@@ -188,7 +186,6 @@ impl Machine for OnCpu {
     const QUERIES: &'static [Dtype] = &[Dtype::F32, Dtype::F16, Dtype::Bf16];
     const ERROR: f64 = 1e-5;
     const LARGEST_GROUP: usize = 512;
-    const CLEARS: bool = true;
 
     fn paged(&self, config: CacheConfig, blocks: usize) -> Result<PagedKvCache> {
         let pool = PagePool::new(&config, blocks)?;

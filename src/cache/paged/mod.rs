@@ -331,7 +331,7 @@ impl<B: Backend> PagedKvCache<B> {
 
     /// Attention of the step's queries over everything stored, the new tokens included: `q` is
     /// `[rows, query_heads, key_dim]`, `out` `[rows, query_heads, value_dim]`, `lse` (natural log)
-    /// `[rows][query_heads]`. Rows of padding and rows that see no key give 0 and −inf.
+    /// `[rows][query_heads]`. Rows that see no key give 0 and −inf; rows of padding are left as they are.
     ///
     /// # Errors
     /// [`Error::StepOrder`] before this layer's append, or with more than max(R, 64) new tokens in a sequence (some of

@@ -156,7 +156,7 @@ impl Cut {
 /// and the LSE `[token][query head]` (natural logarithm).
 ///
 /// Query i of the n of a sequence sits at position `total - n + i`. A row that sees no key has output 0 and LSE -inf (or
-/// its sink logit). `head_of(sequence, kv head)` says what is stored. The caller has checked shapes.
+/// its sink logit); rows of no sequence are left as they are. `head_of(sequence, kv head)` says what is stored. The caller has checked shapes.
 pub(crate) fn attend<'h>(
     isa: Isa,
     head_of: &(impl Fn(usize, usize) -> Head<'h> + Sync),
@@ -169,7 +169,7 @@ pub(crate) fn attend<'h>(
     lse: Option<&mut [f32]>,
     workspace: &mut Workspace,
 ) {
-    let [rows, query_heads, key_dim] = q.dims();
+    let [_, query_heads, key_dim] = q.dims();
     let value_dim = out.dims()[2];
     let group = query_heads / kv_heads;
     let sequences = batch.sequences();
@@ -188,7 +188,6 @@ pub(crate) fn attend<'h>(
 
     let (out, lse) = (Output::new(out), lse.map(RawSlice::new));
     let partials = RawSlice::new(partials);
-    pad(batch, rows, query_heads, value_dim, &out, lse.as_ref(), scratch);
     let finish = Finish { out: &out, lse: lse.as_ref(), query_heads, sink_logits: params.sink_logits };
 
     each(scratch, starts[sequences], |scratch, item| {
@@ -279,40 +278,6 @@ fn each(scratch: &mut [Scratch], items: usize, work: impl Fn(&mut Scratch, usize
             work(scratch, item);
         }
     });
-}
-
-/// Output 0 and LSE -inf for query rows of no sequence.
-fn pad(
-    batch: &Batch<'_>,
-    rows: usize,
-    query_heads: usize,
-    value_dim: usize,
-    out: &Output<'_>,
-    lse: Option<&RawSlice<'_, f32>>,
-    scratch: &mut [Scratch],
-) {
-    let zero = &mut scratch[0].out[..value_dim];
-    zero.fill(0.0);
-    let clear = |range: Range<usize>| {
-        for token in range {
-            for head in 0..query_heads {
-                // SAFETY: no other thread runs yet.
-                unsafe { out.write_row(token, head, zero) };
-                if let Some(lse) = lse {
-                    // SAFETY: as above.
-                    let lse = unsafe { lse.part(token * query_heads + head, 1) };
-                    lse[0] = f32::NEG_INFINITY;
-                }
-            }
-        }
-    };
-    let mut done = 0;
-    for s in 0..batch.sequences() {
-        let valid = batch.rows(s);
-        clear(done..valid.start);
-        done = valid.end;
-    }
-    clear(done..rows);
 }
 
 /// Writes finished rows.

@@ -107,8 +107,12 @@ fn integer_is_fast(device: &Device) -> bool {
 ///
 /// Outputs are within about twice the error of f16 arithmetic on decoded elements; with affine per-token values also up to 2^-12 of their
 /// groups' range, which is `2^bits - 1` steps, if that is more (a channel far from the others of its group; or 8 bits and values below 1e-5,
-/// where steps are as small as f16 has them and few codes are used). Weights times steps, or times scales of tokens, are f16 numbers
-/// relative to the largest step: values of groups or tokens some 2^24 times smaller than others of the sequence lose their bits.
+/// where steps are as small as f16 has them and few codes are used). With affine per-channel keys up to 2^-12 of a channel's range in its group of
+/// tokens, times the query, may be missing from all scores of the group (a token far from the others). Weights times steps, or times scales of tokens, are f16 numbers
+/// relative to the largest step: values of groups or tokens some 2^24 times smaller than others of the sequence lose their bits, and so do keys of channels whose steps are
+/// 2^14 times smaller than another channel's of their group of tokens, if that is 2 or more. With up to 4 rows and affine formats, queries
+/// times steps of per-channel keys are 16-bit integers relative to the largest that a warp met: after a page whose steps are 2^8 times larger than
+/// all others, these keep 8 bits.
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or
 /// 8 with heads of 112 and 256 channels and keys of 192; more take a pass for each 16 or 8. Use [`prefill`](super::prefill) for long

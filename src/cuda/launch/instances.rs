@@ -104,7 +104,7 @@ pub(crate) const INSTANCES: &[Instance] = &[
 
 /// Kernels whose code for compute capability 10 and later takes more registers: a multiprocessor holds one block fewer
 /// (`QKV_FEWER` in their `.cu` files).
-const FEWER_ON_BLACKWELL: [Kernel; 8] = [
+const FEWER_ON_BLACKWELL: [Kernel; 9] = [
     Kernel::AttendInt8Integer128,
     Kernel::AttendInt8Half128,
     Kernel::AttendInt8Wide64,
@@ -113,6 +113,7 @@ const FEWER_ON_BLACKWELL: [Kernel; 8] = [
     Kernel::AttendE4m3Half128,
     Kernel::AttendDefault2Half128,
     Kernel::AttendDefault4Half128,
+    Kernel::AttendDefault4Wide64,
 ];
 
 /// Shared memory that the driver takes for each block.

@@ -1,6 +1,6 @@
 //! Attention on the device: what must not leak, what it costs.
 
-use super::{Case, channels, config, own, run};
+use super::{Case, channels, config, describe, errors, own, run};
 use crate::gpu::{Gpu, Host, Random, contiguous};
 use crate::layer::Twins;
 use crate::still::Still;
@@ -217,4 +217,27 @@ fn equal_steps_have_equal_bits() {
     let first = run();
     assert!(first.iter().all(|x| x.is_finite() && *x != 0.0), "{first:?}");
     assert_eq!(first, run());
+}
+
+/// A softcap with a factor of logits so small that it has no inverse.
+#[test]
+fn tiny_factors_with_a_softcap() {
+    use qkv::{Fp8, Granularity, Scales};
+    let gpu = Gpu::new();
+    let key = Format::from(Fp8::e4m3(Granularity::Head));
+    for (scale, of_keys) in [(1e-37, 0.01), (1e-36, 0.01), (1e-30, 1e-7), (1e-20, 1e-20)] {
+        for group in [4, 8] {
+            let c = config(key, key, 1, 64).with_scales(Scales::new(1, vec![of_keys], vec![0.01]).unwrap());
+            let mut case = Case::new(c.direct(), group, &[300], &[1]);
+            (case.scale, case.softcap, case.magnitude) = (Some(scale), Some(30.0), [of_keys / 0.01, 1.0]);
+            let e = errors(&case, &run(&gpu, &case, &mut Random::new(5)));
+            assert!(
+                e.device <= 2.0 * e.half + 1e-6,
+                "{}: {:.2e} ({:.2e})",
+                describe(&case),
+                e.device,
+                e.half
+            );
+        }
+    }
 }

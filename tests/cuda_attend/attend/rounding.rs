@@ -99,3 +99,22 @@ fn keys_per_channel() {
         }
     }
 }
+
+/// Large steps of keys make products with queries smaller, on the f16 path in their own groups only.
+#[test]
+fn keys_with_large_steps_on_some_pages() {
+    use qkv::{Affine, Bits};
+    let (gpu, mut findings) = (Gpu::new(), Findings::default());
+    for (d, bits, run) in [(64, Bits::B4, 64), (64, Bits::B2, 32), (128, Bits::B4, 64), (96, Bits::B8, 64)] {
+        let key = Format::from(Affine::per_channel(bits, run));
+        let value =
+            Affine::per_token(if bits == Bits::B2 { bits } else { Bits::B4 }, if d == 96 { 32 } else { run });
+        for (group, huge, size) in [(8, 3e4, 0.05), (16, 3e3, 0.002), (8, 50.0, 1.0), (4, 50.0, 1.0)] {
+            let mut case = Case::new(config(key, value.into(), 1, d), group, &[900], &[1]);
+            (case.huge, case.magnitude, case.scale) = (Some(huge), [size, 1.0], Some(0.1 / size));
+            // All pages belong to one block, so a warp has several.
+            case.split = Some(64);
+            findings.check(&gpu, &case, &mut Random::new(4));
+        }
+    }
+}

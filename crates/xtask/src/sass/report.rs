@@ -482,7 +482,7 @@ mod tests {
         let page = |instructions| {
             let way = Way { code: vec![0; instructions], ..Way::default() };
             let (common, rescale) = (way.clone(), way);
-            Some(Decode { pages: 1, elements: 64 * 256, common, rescale, local: 0, loops: 1 })
+            Some(Decode { pages: 1, elements: 64 * 256, common, rescale, scaled: None, local: 0, loops: 1 })
         };
         let launch = Launch { blocks: 2, shared: 25_000, fewer: false };
         let name = "qkv_attend_int8_integer_128";
