@@ -51,7 +51,7 @@ struct Folded {
 
 // `steps`: where the lane's part of a group's steps begins; its mins lie 2 D bytes behind.
 template <class F, int D, int NT>
-__device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
+__device__ __forceinline__ void fold_channels(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
                                               Folded<D, NT>& out) {
   constexpr int kParts = D / 32;
   uint4 step[kParts];
@@ -81,19 +81,23 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
   q.minus_ones(minus_ones);
   // A lane's steps and mins are operand A as they are loaded: of 32 channels, rows 0 - 7 are right in products with the lower eight of
   // each 16, [0, 1], and rows 8 - 15 in those with the upper ones, [2, 3].
+  auto add = [&](const uint4& x, const uint4& b, float (&low)[4], float (&high)[4]) {
+    const uint32_t a[4] = {x.x, x.y, x.z, x.w}, lower[2] = {b.x, b.y}, upper[2] = {b.z, b.w};
+    mma_f16(low, a, lower);
+    mma_f16(high, a, upper);
+  };
+  auto mins = [&](int i) { return load_cached16(steps + 2 * D + 16 * i); };
+  // Two tiles of columns have no registers for all sums at a time.
+  constexpr bool kTogether = NT == 1;
   float low[NT][4] = {}, high[NT][4] = {}, min_low[NT][4] = {}, min_high[NT][4] = {};
 #pragma unroll
   for (int i = 0; i < kParts; i++) {
-    const uint4 m = load_cached16(steps + 2 * D + 16 * i), v = step[i];
-    const uint32_t a[4] = {v.x, v.y, v.z, v.w}, mins[4] = {m.x, m.y, m.z, m.w};
+    const uint4 v = step[i];
 #pragma unroll
     for (int nt = 0; nt < NT; nt++) {
       const uint4 b = q.paired(nt, i, lane);
-      const uint32_t lower[2] = {b.x, b.y}, upper[2] = {b.z, b.w};
-      mma_f16(low[nt], a, lower);
-      mma_f16(high[nt], a, upper);
-      mma_f16(min_low[nt], mins, lower);
-      mma_f16(min_high[nt], mins, upper);
+      add(v, b, low[nt], high[nt]);
+      if constexpr (kTogether) add(mins(i), b, min_low[nt], min_high[nt]);
       uint32_t(&first)[2] = out.q[nt][2 * i], (&second)[2] = out.q[nt][2 * i + 1];
       first[0] = mul_half2(b.x, v.x), first[1] = mul_half2(b.z, v.y);
       second[0] = mul_half2(b.y, v.z), second[1] = mul_half2(b.w, v.w);
@@ -105,9 +109,23 @@ __device__ __forceinline__ void fold_channels(const HalfQuery<D, NT>& q, const u
 #pragma unroll
   for (int nt = 0; nt < NT; nt++) {
 #pragma unroll
+    for (int j = 0; j < 2; j++) out.zero[2 * nt + j] = (low[nt][j] + high[nt][2 + j]) * unit;
+  }
+  if constexpr (!kTogether) {
+    stay_below(p);
+#pragma unroll
+    for (int i = 0; i < kParts; i++) {
+      const uint4 m = mins(i);
+#pragma unroll
+      for (int nt = 0; nt < NT; nt++) add(m, q.paired(nt, i, lane), min_low[nt], min_high[nt]);
+    }
+  }
+#pragma unroll
+  for (int nt = 0; nt < NT; nt++) {
+#pragma unroll
     for (int j = 0; j < 2; j++) {
-      out.zero[2 * nt + j] =
-          fmaf(low[nt][j] + high[nt][2 + j], unit, (min_low[nt][j] + min_high[nt][2 + j]) * (1 / kChannelScale));
+      float& zero = out.zero[2 * nt + j];
+      zero = fmaf(min_low[nt][j] + min_high[nt][2 + j], 1 / kChannelScale, zero);
     }
   }
 }
@@ -129,13 +147,12 @@ __device__ __forceinline__ void half_scores(const QkvAttend& p, const HalfQuery<
 #pragma unroll
   for (int mt = 0; mt < 4; mt++) {
     if (kShort<F, kCount> && mt == 2) stay_below(p);
-    if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (F::kChannel) {
       if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
-        if constexpr (NT > 1) stay_below(p);
-        fold_channels<F, D, NT>(q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
+        fold_channels<F, D, NT>(p, q, pairs + (mt == 0 ? 0 : 4 * D), lane, fold);
       }
     }
+    if (mt % kTiles == 0) slice.load(codes, mt / kTiles);
     if constexpr (kPerToken) {
       // The zero terms of all groups.
 #pragma unroll
