@@ -258,7 +258,7 @@ impl Format {
     }
 }
 
-/// `f16`; `bf16`; `e4m3, a scale for each token and head`; `4 bits per channel, groups of 64, hqq fit, rotated by 64, centred`.
+/// `f16`; `bf16`; `e4m3, a scale for each token and head`; `4 bits per token, groups of 64, hqq fit, rotated by 64, centred`.
 impl Display for Format {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -319,8 +319,9 @@ mod tests {
         assert_eq!(text(Format::Bf16), "bf16");
         assert_eq!(text(Fp8::e5m2(Granularity::Head).into()), "e5m2, a scale for each head");
         assert_eq!(text(Affine::per_token(Bits::B1, 32).into()), "1 bit per token, groups of 32");
-        let a = Affine::per_channel(Bits::B4, 64).with_fit(Fit::HQQ).with_rotation(64).with_center();
-        assert_eq!(text(a.into()), "4 bits per channel, groups of 64, hqq fit, rotated by 64, centred");
+        assert_eq!(text(Affine::per_channel(Bits::B2, 64).into()), "2 bits per channel, groups of 64");
+        let a = Affine::per_token(Bits::B4, 64).with_fit(Fit::HQQ).with_rotation(64).with_center();
+        assert_eq!(text(a.into()), "4 bits per token, groups of 64, hqq fit, rotated by 64, centred");
         let fit = Fit::Hqq { p: 0.5, beta: 1.0, iterations: 3 };
         let own = Affine::per_token(Bits::B8, 128).with_fit(fit);
         assert_eq!(

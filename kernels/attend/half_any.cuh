@@ -174,7 +174,7 @@ struct AnyKeys {
     constexpr int kSteps = Dims<D>::kSteps;
     steps += lane % 4 * (D / 2);
     uint32_t most = 0;
-    // Products of the queries with mins, in [0, 1], and with steps, in [2, 3]; with steps as they are rounded.
+    // Sums of the queries' products with mins, in [0, 1], and with steps, in [2, 3]; and of these as f16, as they enter the tensor cores.
     float sums[NT][4] = {}, rounded[NT][4] = {};
 #pragma unroll 1
     for (int kb = 0; kb < kSteps; kb++) {
@@ -185,7 +185,7 @@ struct AnyKeys {
     }
     fold.choose(fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16))));
     const uint4 ones = make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
-    // The queries are multiplied anew for each product: here they are summed up once.
+    // The same products as in `scores`, made here for their sums only.
 #pragma unroll 1
     for (int kb = 0; kb < kSteps; kb++) {
       const uint2 step = load_cached8(steps + kb * 8);

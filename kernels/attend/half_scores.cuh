@@ -28,6 +28,7 @@ struct Folded {
   __device__ __forceinline__ void clear() { inverse = 1 / kChannelScale; }
 
   __device__ __forceinline__ bool plain() const { return inverse == 1 / kChannelScale; }
+
   // Makes the scale fit the lane's largest step; queries are below `kChannelScale`. Each group has its own: products with small steps
   // would lose bits to large ones seen before.
   __device__ __forceinline__ void choose(float largest) {
@@ -53,6 +54,7 @@ struct Folded {
 template <class F, int D, int NT>
 __device__ __forceinline__ void fold_channels(const QkvAttend& p, const HalfQuery<D, NT>& q, const uint8_t* steps, uint32_t lane,
                                               Folded<D, NT>& out) {
+  static_assert(D % 32 == 0);
   constexpr int kParts = D / 32;
   uint4 step[kParts];
   uint32_t any = 0;

@@ -113,7 +113,7 @@ struct QueryRow {
   }
 };
 
-// Factors below make logits 0 as this one does, and have no inverse.
+// A softcap divides by a factor, and 1 / x has to be finite. Where raw scores are below 1e30, logits are as good as 0 either way.
 constexpr float kLeastFactor = 1e-36f;
 
 // A column's factor from raw scores to log2 units; `scale` is of the logits.

@@ -70,7 +70,7 @@ pub fn run(args: &SassArgs) -> Result<()> {
         println!("{}", report.markdown());
     }
     let mut over = report.over;
-    if args.known {
+    if args.known && !over.is_empty() {
         println!("over the budget:\n  {}\n", over.join("\n  "));
         over.retain(|line| !budget::is_known(line));
     }

@@ -359,7 +359,7 @@ impl<B: Backend> PagedKvCache<B> {
     }
 
     /// Attention over what was stored before this step plus all new tokens, exact, then one append: for prompts and
-    /// chunks of any length. Shapes as in [`append`](Self::append) and [`attend`](Self::attend).
+    /// chunks of any length. Shapes, and rows of padding, as in [`append`](Self::append) and [`attend`](Self::attend).
     ///
     /// # Errors
     /// As `append` and `attend`, without the limit on new tokens.

@@ -111,7 +111,7 @@ pub(crate) struct Batch<'a> {
     /// First query row of each sequence, and one past the last: `[sequences + 1]`, ascending.
     pub query_start: &'a [i32],
     /// Rows of each sequence that count, from its first on (`None` = all); the others, and those outside
-    /// `query_start`, are padding: their output is 0 and their LSE -inf.
+    /// `query_start`, are padding: what stands in their output and LSE stays.
     pub queries: Option<&'a [i32]>,
 }
 
@@ -156,7 +156,8 @@ impl Cut {
 /// and the LSE `[token][query head]` (natural logarithm).
 ///
 /// Query i of the n of a sequence sits at position `total - n + i`. A row that sees no key has output 0 and LSE -inf (or
-/// its sink logit); rows of no sequence are left as they are. `head_of(sequence, kv head)` says what is stored. The caller has checked shapes.
+/// its sink logit); rows of no sequence are left as they are.
+/// `head_of(sequence, kv head)` says what is stored. The caller has checked shapes.
 pub(crate) fn attend<'h>(
     isa: Isa,
     head_of: &(impl Fn(usize, usize) -> Head<'h> + Sync),

@@ -102,17 +102,20 @@ fn integer_is_fast(device: &Device) -> bool {
 /// nothing has output 0 and LSE -inf (its sink logit where there is one). A row with NaN or infinity in its query is NaN.
 /// A value of NaN or infinity makes its channel NaN in the rows that see its token, and may do so in rows of the same sequence that do
 /// not (for which it lies outside the sliding window, or is newer): what such a row multiplies by 0 is NaN. [`prefill`](super::prefill) looks for them.
-/// A key of NaN or infinity makes the rows that see its token NaN (on the CPU an infinite one may have weight 0).
+/// A key of NaN makes NaN the rows that see its token, or with per-channel keys any token of its group; so does infinity, but in FP8 pages,
+/// where it is the largest number (on the CPU an exact key of infinity may have weight 0).
 /// Rows of no sequence are left as they are.
 ///
-/// Outputs are within about twice the error of f16 arithmetic on decoded elements; with affine per-token values also up to 2^-12 of their
-/// groups' range, which is `2^bits - 1` steps, if that is more (a channel far from the others of its group; or 8 bits and values below 1e-5,
-/// where steps are as small as f16 has them and few codes are used). With affine per-channel keys up to 2^-12 of a channel's range in its group of
-/// tokens, times the query, may be missing from all scores of the group (a token far from the others). Weights times steps, or times scales of tokens, are f16 numbers
-/// relative to the largest step: values of groups or tokens some 2^24 times smaller than others of the sequence lose their bits, and so do keys of channels whose steps are
-/// 2^14 times smaller than another channel's of their group of tokens, if that is 2 or more. With up to 4 rows and affine formats, queries
-/// times steps of per-channel keys are 16-bit integers relative to the largest that a warp met: after a page whose steps are 2^8 times larger than
-/// all others, these keep 8 bits.
+/// Outputs are within about twice the error of f16 arithmetic on decoded elements, and beyond that:
+///
+/// * Affine per-token values: up to 2^-12 of their group's range, which is `2^bits - 1` steps (a channel far from the others of its group;
+///   8 bits and values below 1e-5, where steps are as small as f16 has them and few codes are used).
+/// * Affine per-channel keys: all scores of a group of tokens may be off by up to 2^-12 of a channel's range in it, times the query (a token far
+///   from the others). Channels whose steps are 2^14 times smaller than another's of the group, where that is 2 or more, lose bits.
+/// * Weights times steps, or times scales of tokens, are f16 numbers relative to the largest step: values of groups or tokens some 2^24
+///   times smaller than others of the sequence lose bits.
+/// * Up to 4 rows and affine formats: queries times steps of per-channel keys are 16-bit integers relative to the largest that a warp met.
+///   After a page whose steps are 2^8 times larger than all others, these keep 8 bits.
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or
 /// 8 with heads of 112 and 256 channels and keys of 192; more take a pass for each 16 or 8. Use [`prefill`](super::prefill) for long

@@ -35,7 +35,7 @@ struct Case {
     signs: bool,
     /// What the first channel of values is.
     outlier: Option<f32>,
-    /// How far channel 5 of the keys is below 0 on some pages, which no query attends to.
+    /// How far channel 5 of the keys is below 0 on some pages, which queries hardly attend to.
     huge: Option<f32>,
     /// Channel of the values that is no number, in a row of each step before or in all.
     hole: Option<(Option<usize>, usize)>,

@@ -87,14 +87,13 @@ fn keys_per_channel() {
                 if bits == Bits::B2 { bits } else { Bits::B4 },
                 if d % 64 == 0 { run } else { 32 },
             );
-            for (group, sharpness) in [(4, 1.0), (8, 1.0), (8, 4.0), (if d % 128 == 0 { 8 } else { 16 }, 2.0)]
-            {
+            for (group, sharpness) in [(4, 1.0), (8, 1.0), (8, 4.0), (if d == 256 { 8 } else { 16 }, 2.0)] {
                 let mut case = Case::new(config(key, value.into(), 1, d), group, &[900], &[1]);
                 case.sharpness = sharpness;
                 let e = findings.check(&gpu, &case, &mut Random::new(8));
                 let text =
                     format!("{}: LSE {:.2e} from f64 (f16 {:.2e})", describe(&case), e.lse, e.half_lse);
-                assert!(e.lse < if sharpness == 1.0 { 1e-4 } else { 3e-3 }, "{text}");
+                assert!(e.lse < if sharpness == 1.0 { 1e-4 } else { 2.5e-3 }, "{text}");
             }
         }
     }
@@ -105,11 +104,13 @@ fn keys_per_channel() {
 fn keys_with_large_steps_on_some_pages() {
     use qkv::{Affine, Bits};
     let (gpu, mut findings) = (Gpu::new(), Findings::default());
-    for (d, bits, run) in [(64, Bits::B4, 64), (64, Bits::B2, 32), (128, Bits::B4, 64), (96, Bits::B8, 64)] {
+    for (d, bits, run) in
+        [(64, Bits::B4, 64), (64, Bits::B2, 32), (128, Bits::B4, 64), (128, Bits::B2, 32), (96, Bits::B8, 64)]
+    {
         let key = Format::from(Affine::per_channel(bits, run));
         let value =
             Affine::per_token(if bits == Bits::B2 { bits } else { Bits::B4 }, if d == 96 { 32 } else { run });
-        for (group, huge, size) in [(8, 3e4, 0.05), (16, 3e3, 0.002), (8, 50.0, 1.0), (4, 50.0, 1.0)] {
+        for (group, huge, size) in [(8, 3e4, 0.05), (16, 3e3, 0.002), (8, 1e3, 1.0), (4, 50.0, 1.0)] {
             let mut case = Case::new(config(key, value.into(), 1, d), group, &[900], &[1]);
             (case.huge, case.magnitude, case.scale) = (Some(huge), [size, 1.0], Some(0.1 / size));
             // All pages belong to one block, so a warp has several.

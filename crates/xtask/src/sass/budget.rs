@@ -38,9 +38,9 @@ pub struct Row {
     pub integer: Option<f64>,
     /// At most this on the f16 path (up to 8 rows).
     pub half: Option<f64>,
-    /// The latter before sm_89, if another; none at all inside.
+    /// The latter before sm_89, if another; `Some(None)`: it is printed there, without a goal.
     pub half_before_89: Option<Option<f64>>,
-    /// Whether each token and head has a scale, instead of a head or all: what that takes more is on another way through the same kernel.
+    /// Whether it is the cost of the way with a scale for each token and head (`Decode::scaled`), through the same kernel.
     pub scaled: bool,
     /// What peers' loops cost for one query head.
     pub peers: &'static str,
@@ -123,7 +123,7 @@ pub const ROWS: [Row; 10] = [
         title: "e4m3, a scale for a token and head",
         family: Some("e4m3"),
         half: Some(1.25),
-        // Printed there: 2.5 leaves no room for scales beside the conversion, four instructions for two elements, one of which keeps NaN.
+        // docs/decisions.md, "E4M3 before sm_89".
         half_before_89: Some(None),
         scaled: true,
         ..ROW
@@ -139,8 +139,8 @@ pub const PREFILL: [(f64, &str); 2] =
 /// The prefill kernel that this is asserted of; others are printed.
 pub const PREFILL_KERNEL: &str = "qkv_prefill_128_128";
 
-/// What is over its goal today, and by how much at most: it may become better, not worse, until somebody brings it down. `cargo xtask
-/// sass` fails for all of it.
+/// What is over its goal, and by how much at most: it may become better, not worse, until somebody brings it down. `cargo xtask
+/// sass` fails for all of it. Nothing is today.
 pub const KNOWN: [(&str, f64); 0] = [];
 
 /// Whether a line of what is over the budget, `WHAT: COST, at most GOAL`, is known.

@@ -58,7 +58,7 @@ pub fn dims(kernel: &str) -> Option<(usize, usize)> {
 /// lie as the tensor cores want them.
 ///
 /// # Errors
-/// If there is no such loop, or its products are not those of whole pages.
+/// If there is no such loop, or its products or weights are not those of whole pages.
 pub fn decode(kernel: &Compiled) -> Result<Decode> {
     let (f, flow) = (&kernel.function, Flow::of(&kernel.function));
     let Some((key, value)) = dims(&f.name) else { bail!("{} does not name its channels", f.name) };
@@ -76,7 +76,7 @@ pub fn decode(kernel: &Compiled) -> Result<Decode> {
             pages,
             elements: pages * TILE * (key + value),
             rescale: walk::way(f, &flow, l, true, |_| false)?,
-            scaled: f.name.contains("_e4m3_").then(|| scaled(f, &flow, l)).transpose()?,
+            scaled: if f.name.contains("_e4m3_") { scaled(f, &flow, l, pages)? } else { None },
             local: flow.instructions(l).filter(|i| matches!(f.code[*i].base(), "LDL" | "STL")).count(),
             common,
             loops: 0,
@@ -92,18 +92,30 @@ pub fn decode(kernel: &Compiled) -> Result<Decode> {
     }
 }
 
-/// Instructions of a page of 8-bit floats with a scale for each token and head. Scales of values are told by their loads; those of keys
-/// are loaded under a condition, and all that is left out without them are the products with scores, one for each.
-fn scaled(f: &Function, flow: &Flow, page: &Loop) -> Result<usize> {
+/// Instructions of `pages` of 8-bit floats with a scale for each token and head. Scales of values are told by their loads; those of keys are
+/// loaded under a condition, and all that is left out without them are the products with scores, one for each. `None` if these are not found.
+fn scaled(f: &Function, flow: &Flow, page: &Loop, pages: usize) -> Result<Option<usize>> {
     let loads = |i: &Instruction| i.base() == "LDG" && i.has("CONSTANT") && !i.has("NA");
     let way = walk::way(f, flow, page, false, loads)?;
-    let skipped = |b: &usize| {
+    let products = |b: &usize| {
         let code = &f.code[flow.blocks[*b].from..flow.blocks[*b].to];
-        code.iter().all(|i| i.base() == "FMUL") && !way.blocks.contains(b)
+        let lanes: Option<usize> = code
+            .iter()
+            .map(|i| match i.base() {
+                "FMUL" => Some(1),
+                "FMUL2" => Some(2),
+                _ => None,
+            })
+            .sum();
+        (lanes == Some(pages * weights(f))).then_some(code.len())
     };
-    let products =
-        page.blocks.iter().filter(|b| skipped(b)).map(|b| flow.blocks[*b].to - flow.blocks[*b].from);
-    Ok(way.code.len() + products.sum::<usize>())
+    let mut skipped = page.blocks.iter().filter(|b| !way.blocks.contains(b)).filter_map(products);
+    Ok(skipped.next().map(|n| way.code.len() + n))
+}
+
+/// Weights of a page that a lane has: 16 of 8 columns; kernels for 9 to 16 rows have twice as many.
+fn weights(f: &Function) -> usize {
+    if budget::is_wide(&f.name) { 32 } else { 16 }
 }
 
 /// Pages of a turn: by its products on the integer path, by its weights on the f16 path, where minimums and sums take products too.
@@ -112,15 +124,14 @@ fn pages(f: &Function, way: &Way, key: usize, value: usize) -> Result<usize> {
         let is = |i: &&usize| f.code[**i].base() == base && f.code[**i].has(modifier);
         way.code.iter().filter(is).count()
     };
-    let (what, found, one) = match count("IMMA", "16832") {
-        // A lane has 16 weights of a page of 8 columns; kernels for 9 to 16 rows have twice as many.
-        0 => ("weights", count("MUFU", "EX2"), if budget::is_wide(&f.name) { 32 } else { 16 }),
+    // `most_step` takes one more exponential a page where it is not kept.
+    let (what, found, one, extra) = match count("IMMA", "16832") {
+        0 => ("weights", count("MUFU", "EX2"), weights(f), 1),
         // 16 tokens by 32 channels, and 16 channels by 32 tokens.
-        n => ("products", n, TILE / 16 * key.div_ceil(32) + value.div_ceil(16) * TILE / 32),
+        n => ("products", n, TILE / 16 * key.div_ceil(32) + value.div_ceil(16) * TILE / 32, 0),
     };
-    // What the lift allows may be one more exponential a page.
-    let (pages, more) = (found / one, found % one);
-    if pages == 0 || more > if what == "weights" { pages } else { 0 } {
+    let pages = found / one;
+    if pages == 0 || found % one > extra * pages {
         bail!("{}: {found} {what} in a turn, {one} are a page's: its loop is not understood", f.name);
     }
     Ok(pages)
@@ -332,7 +343,37 @@ mod tests {
         assert_eq!(decode(&kernel("half", 32)).unwrap().pages, 2);
         assert_eq!(decode(&kernel("wide", 32)).unwrap().pages, 1);
         assert!(decode(&kernel("half", 6)).unwrap_err().to_string().contains("6 weights"));
+        assert_eq!(decode(&kernel("half", 17)).unwrap().pages, 1);
+        assert!(decode(&kernel("half", 18)).is_err());
         assert!(decode(&kernel("half", 0)).is_err());
+    }
+
+    /// A page of 8-bit floats, with so many products of scores and scales beside the common way.
+    fn floats(products: usize) -> Compiled {
+        let mut code = vec!["NOP", "HMMA.16816.F32 R4, R8, R12, R4", "@P1 BRA `(.L_2)"];
+        code.extend(vec!["FMUL R4, R4, R5"; products]);
+        code.extend([".L_2:", "@P3 BRA `(.L_3)", "LDG.E.128.CONSTANT R8, [R2.64]", ".L_3:"]);
+        code.extend(["MUFU.EX2 R4, R5"; 16]);
+        code.extend(["@P0 BRA `(.L_1)", "EXIT"]);
+        let mut text = ".text.qkv_attend_e4m3_half_16:\n.L_1:\n".to_string();
+        let mut at = 0;
+        for l in code {
+            if l.ends_with(':') {
+                text += &format!("{l}\n");
+            } else {
+                text += &format!("/*{at:04x}*/ {l} ;\n");
+                at += 16;
+            }
+        }
+        let function = parse(&text).unwrap().remove(0);
+        Compiled { architecture: 90, function, registers: 32, spills: 0 }
+    }
+
+    #[test]
+    fn scales_of_tokens_are_counted_apart() {
+        let d = decode(&floats(16)).unwrap();
+        assert_eq!((d.common.code.len(), d.scaled), (21, Some(21 + 1 + 16)));
+        assert_eq!(decode(&floats(15)).unwrap().scaled, None);
     }
 
     #[test]

@@ -362,6 +362,7 @@ impl<'a> Report<'a> {
                     "warps": warps,
                     "page": m.page.as_ref().map(|d| way(m.kernel, d, &d.common)),
                     "moved": m.page.as_ref().map(|d| way(m.kernel, d, &d.rescale)),
+                    "with_token_scales": m.page.as_ref().and_then(|d| d.scaled.map(|n| d.per_element_of(n))),
                 })
             })
             .collect();

@@ -23,7 +23,8 @@
 //!   no; 64 tokens exist, asked once for each of the two pairs of a token and the same both times; next page.
 //! * `qkv_attend_token2_integer_128`: as int8, and loops that the compiler left in it turn as often as their counters say.
 //!
-//! Where a branch has several sides with products, such as FP8 with a scale for each token or not, the shortest is the cheapest case.
+//! Where a branch has several sides, such as FP8 with a scale for each token or not, the shortest is the cheapest case; that one's other case
+//! is counted by `measure::decode` (`Decode::scaled`).
 //!
 //! A loop inside that may be left by a branch of which nothing is known turns once, and is noted in [`Way::open`].
 
