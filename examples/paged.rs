@@ -1,7 +1,7 @@
 //! A small serving loop: requests come and go in one paged cache, and those with the same system prompt share its blocks.
 //! `cargo run --release --example paged`
 //!
-//! An engine with a GPU writes the same loop: `PagedKvCache::on_device`, tensors in device memory.
+//! An engine with a GPU writes the same loop: `PagePool::on_device`, `PagedKvCache::on_device`, tensors in device memory.
 
 use half::f16;
 use qkv::{

@@ -101,7 +101,8 @@ impl Fit {
 pub struct Affine {
     /// Bits of a code.
     pub bits: Bits,
-    /// Elements that share a pair. The last group of a row is short where `group` does not divide it.
+    /// Elements that share a pair. The last group of a row is short where `group` does not divide it. In a cache: 32, 64, 128 or the whole
+    /// head per token, 32 or 64 per channel.
     pub group: usize,
     /// Which elements share a pair.
     pub axis: Axis,

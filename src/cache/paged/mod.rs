@@ -334,9 +334,9 @@ impl<B: Backend> PagedKvCache<B> {
     /// `[rows][query_heads]`. Rows that see no key give 0 and −inf; rows of padding are left as they are.
     ///
     /// # Errors
-    /// [`Error::StepOrder`] before this layer's append, or with more than max(R, 64) new tokens in a sequence (some of
-    /// them are already quantized then: use [`prefill`](Self::prefill)); [`Error::Shape`], [`Error::Length`], and parameters
-    /// out of range.
+    /// [`Error::StepOrder`] before this layer's append, or in windowed mode with more than max(R, 64) new tokens in a
+    /// sequence (some of them are already quantized then: [`cancel_step`](Self::cancel_step), and use
+    /// [`prefill`](Self::prefill)); [`Error::Shape`], [`Error::Length`], and parameters out of range.
     pub fn attend(
         &mut self,
         layer: usize,
