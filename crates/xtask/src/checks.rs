@@ -162,7 +162,7 @@ pub fn run(args: &TestArgs) -> Result<()> {
             let built = [&built[..1], &FEATURES, &built[1..]].concat();
             done.add("SASS budget", || {
                 let images = kernels::build_by(&toolkit, CUDA_ARCHITECTURES, false, &built)?;
-                sass::run(&sass::SassArgs::known(images))
+                sass::run(&sass::SassArgs::of(images))
             });
         }
         with_features(DOCUMENTATION, &mut done);

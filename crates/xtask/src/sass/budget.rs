@@ -38,9 +38,10 @@ pub struct Row {
     pub integer: Option<f64>,
     /// At most this on the f16 path (up to 8 rows).
     pub half: Option<f64>,
-    /// The latter before sm_89, if another; `Some(None)`: it is printed there, without a goal.
-    pub half_before_89: Option<Option<f64>>,
-    /// Whether it is the cost of the way with a scale for each token and head (`Decode::scaled`), through the same kernel.
+    /// The latter before sm_89, if another.
+    pub half_before_89: Option<f64>,
+    /// Whether it is the cost of the way with a scale for each token and head (`Decode::scaled`), through the same kernel. Before sm_89 that
+    /// has no goal (docs/decisions.md, "E4M3 before sm_89").
     pub scaled: bool,
     /// What peers' loops cost for one query head.
     pub peers: &'static str,
@@ -115,7 +116,7 @@ pub const ROWS: [Row; 10] = [
         title: "e4m3, a scale for a head or all",
         family: Some("e4m3"),
         half: Some(1.25),
-        half_before_89: Some(Some(2.5)),
+        half_before_89: Some(2.5),
         peers: "FlashInfer e4m3 5.9, before sm_89 20.7",
         ..ROW
     },
@@ -123,8 +124,6 @@ pub const ROWS: [Row; 10] = [
         title: "e4m3, a scale for a token and head",
         family: Some("e4m3"),
         half: Some(1.25),
-        // docs/decisions.md, "E4M3 before sm_89".
-        half_before_89: Some(None),
         scaled: true,
         ..ROW
     },
@@ -139,24 +138,13 @@ pub const PREFILL: [(f64, &str); 2] =
 /// The prefill kernel that this is asserted of; others are printed.
 pub const PREFILL_KERNEL: &str = "qkv_prefill_128_128";
 
-/// What is over its goal, and by how much at most: it may become better, not worse, until somebody brings it down. `cargo xtask
-/// sass` fails for all of it. Nothing is today.
-pub const KNOWN: [(&str, f64); 0] = [];
-
-/// Whether a line of what is over the budget, `WHAT: COST, at most GOAL`, is known.
-pub fn is_known(line: &str) -> bool {
-    let Some((what, rest)) = line.rsplit_once(": ") else { return false };
-    let cost: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
-    let cost: f64 = cost.parse().unwrap_or(f64::INFINITY);
-    KNOWN.iter().any(|(known, most)| *known == what && cost <= *most)
-}
-
 impl Row {
     /// The goal of a path on an architecture.
     pub fn goal(&self, integer: bool, architecture: u32) -> Option<f64> {
         match (integer, self.half_before_89) {
             (true, _) => self.integer,
-            (false, Some(older)) if architecture < 89 => older,
+            (false, _) if self.scaled && architecture < 89 => None,
+            (false, Some(older)) if architecture < 89 => Some(older),
             (false, _) => self.half,
         }
     }

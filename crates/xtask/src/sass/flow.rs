@@ -226,21 +226,11 @@ fn dominators(blocks: &[Block], order: &[usize]) -> HashMap<usize, usize> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::listing::parse;
+    use super::super::listing::assemble;
     use super::*;
 
     fn flow(code: &[&str]) -> Flow {
-        let mut text = String::from(".text.a:\n");
-        let mut at = 0;
-        for line in code {
-            if line.ends_with(':') {
-                text += &format!("{line}\n");
-            } else {
-                text += &format!("/*{at:04x}*/ {line} ;\n");
-                at += 16;
-            }
-        }
-        Flow::of(&parse(&text).unwrap()[0])
+        Flow::of(&assemble("a", code))
     }
 
     #[test]

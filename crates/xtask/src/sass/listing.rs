@@ -181,6 +181,22 @@ fn instruction(text: &str) -> (Instruction, Vec<String>) {
     (Instruction { guard, opcode: opcode.into(), operands, targets: Vec::new() }, labels)
 }
 
+/// A function of these instructions and labels (`.L_1:`), as if it had been listed.
+#[cfg(test)]
+pub(super) fn assemble(name: &str, code: &[&str]) -> Function {
+    let mut text = format!(".text.{name}:\n");
+    let mut at = 0;
+    for line in code {
+        if line.ends_with(':') {
+            text += &format!("{line}\n");
+        } else {
+            text += &format!("/*{at:04x}*/ {line} ;\n");
+            at += 16;
+        }
+    }
+    parse(&text).unwrap().remove(0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -296,7 +296,7 @@ pub fn half_arithmetic(f: &Function, way: &Way) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use super::super::listing::parse;
+    use super::super::listing::assemble;
     use super::*;
 
     #[test]
@@ -306,33 +306,20 @@ mod tests {
         assert_eq!(dims("qkv_attend"), None);
     }
 
+    fn compiled(name: &str, code: &[&str]) -> Compiled {
+        Compiled { architecture: 90, function: assemble(name, code), registers: 32, spills: 0 }
+    }
+
+    const PRODUCT: &str = "HMMA.16816.F32 R4, R8, R12, R4";
+
     /// Rows and pages in an outer loop, heads of 16 channels.
     fn kernel(kind: &str, weights: usize) -> Compiled {
-        let mut text = format!(".text.qkv_attend_f16_{kind}_16:\n");
-        let mut at = 0;
-        let mut line = |l: &str| {
-            if l.ends_with(':') {
-                text += &format!("{l}\n");
-            } else {
-                text += &format!("/*{at:04x}*/ {l} ;\n");
-                at += 16;
-            }
-        };
-        line(".L_0:");
-        line("NOP");
-        line(".L_1:");
-        line("HMMA.16816.F32 R4, R8, R12, R4");
-        (0..weights).for_each(|_| line("MUFU.EX2 R4, R5"));
-        line("STL [R1], R4");
-        line("@P0 BRA `(.L_1)");
-        line(".L_2:");
-        (0..12).for_each(|_| line("HMMA.16816.F32 R4, R8, R12, R4"));
-        line("LDSM.16.MT88.4 R4, [R3]");
-        line("@P1 BRA `(.L_2)");
-        line("@P2 BRA `(.L_0)");
-        line("EXIT");
-        let function = parse(&text).unwrap().remove(0);
-        Compiled { architecture: 90, function, registers: 32, spills: 0 }
+        let mut code = vec![".L_0:", "NOP", ".L_1:", PRODUCT];
+        code.extend(vec!["MUFU.EX2 R4, R5"; weights]);
+        code.extend(["STL [R1], R4", "@P0 BRA `(.L_1)", ".L_2:"]);
+        code.extend([PRODUCT; 12]);
+        code.extend(["LDSM.16.MT88.4 R4, [R3]", "@P1 BRA `(.L_2)", "@P2 BRA `(.L_0)", "EXIT"]);
+        compiled(&format!("qkv_attend_f16_{kind}_16"), &code)
     }
 
     #[test]
@@ -350,23 +337,12 @@ mod tests {
 
     /// A page of 8-bit floats, with so many products of scores and scales beside the common way.
     fn floats(products: usize) -> Compiled {
-        let mut code = vec!["NOP", "HMMA.16816.F32 R4, R8, R12, R4", "@P1 BRA `(.L_2)"];
+        let mut code = vec![".L_1:", "NOP", PRODUCT, "@P1 BRA `(.L_2)"];
         code.extend(vec!["FMUL R4, R4, R5"; products]);
         code.extend([".L_2:", "@P3 BRA `(.L_3)", "LDG.E.128.CONSTANT R8, [R2.64]", ".L_3:"]);
         code.extend(["MUFU.EX2 R4, R5"; 16]);
         code.extend(["@P0 BRA `(.L_1)", "EXIT"]);
-        let mut text = ".text.qkv_attend_e4m3_half_16:\n.L_1:\n".to_string();
-        let mut at = 0;
-        for l in code {
-            if l.ends_with(':') {
-                text += &format!("{l}\n");
-            } else {
-                text += &format!("/*{at:04x}*/ {l} ;\n");
-                at += 16;
-            }
-        }
-        let function = parse(&text).unwrap().remove(0);
-        Compiled { architecture: 90, function, registers: 32, spills: 0 }
+        compiled("qkv_attend_e4m3_half_16", &code)
     }
 
     #[test]
@@ -378,8 +354,8 @@ mod tests {
 
     #[test]
     fn constants_are_no_arithmetic() {
-        let text = ".text.a:\n/*0000*/ HFMA2.MMA R2, -RZ, RZ, 0, 1 ;\n/*0010*/ HFMA2 R2, R3, R4, R5 ;\n/*0020*/ @!UPT UIADD3 URZ, URZ, URZ, URZ ;\n";
-        let f = parse(text).unwrap().remove(0);
+        let code = ["HFMA2.MMA R2, -RZ, RZ, 0, 1", "HFMA2 R2, R3, R4, R5", "@!UPT UIADD3 URZ, URZ, URZ, URZ"];
+        let f = assemble("a", &code);
         let way = Way { code: vec![0, 1, 2], ..Way::default() };
         assert_eq!(half_arithmetic(&f, &way), 1);
         assert_eq!(classes(&f, &way).into_iter().collect::<Vec<_>>(), [("f16x2", 2), ("filler", 1)]);

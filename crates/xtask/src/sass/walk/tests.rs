@@ -1,21 +1,12 @@
 //! Small loops whose instructions are counted by hand.
 
-use super::super::listing::parse;
+use super::super::listing::assemble;
 use super::*;
 
 /// The function of some lines of code and labels.
 fn function(code: &str) -> Function {
-    let mut text = String::from(".text.a:\n");
-    let mut at = 0;
-    for line in code.lines().map(str::trim).filter(|l| !l.is_empty()) {
-        if line.ends_with(':') {
-            text += &format!("{line}\n");
-        } else {
-            text += &format!("/*{at:04x}*/ {line} ;\n");
-            at += 16;
-        }
-    }
-    parse(&text).unwrap().remove(0)
+    let lines: Vec<&str> = code.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    assemble("a", &lines)
 }
 
 /// The way of the outermost loop.
