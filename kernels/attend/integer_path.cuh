@@ -77,18 +77,24 @@ struct IntegerState {
 };
 
 // Queries that carry the steps of a per-channel group. `norm`: the power of two that the queries in shared memory were multiplied
-// with so that products with steps use 16 bits; it changes when one would not fit.
+// with so that products with steps use 16 bits; it changes when one would not fit. `again`: bits above these 16 where it is so small that
+// the next group has to look for a larger one.
 template <int D>
 struct IntegerFold {
   uint32_t q[(D + 31) / 32][2];
+  uint32_t again;
   float norm, zero;
 
-  __device__ __forceinline__ void clear() { norm = kFirstNorm; }
+  __device__ __forceinline__ void clear() { norm = kFirstNorm, again = 0; }
 };
+
+// The most that a channel with codes of 16 bits may add to a score, in log2 units, before a group gets a norm of its own: what a
+// product is rounded by then no longer vanishes beside scores of pages with small steps.
+constexpr float kWideChannel = 32.0f;
 
 // `steps`, `mins`: where the lane's part of a group's steps and mins begins. A lane (g, t) has channels g + 8i of column t; they lie
 // in the steps of pair g / 2 of channels, and `half` picks them.
-template <int D>
+template <class F, int D>
 __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const uint8_t* steps, const uint8_t* mins, uint32_t half,
                                               uint32_t warp, uint32_t lane, IntegerFold<D>& fold) {
   constexpr int kSteps = D / 16;
@@ -104,7 +110,7 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
   }
 #pragma unroll 1
   for (int pass = 0; pass < 2; pass++) {
-    uint32_t outside = 0;
+    uint32_t outside = fold.again;
 #pragma unroll
     for (int i = 0; i < kSteps; i += 2) {
       const float4 v = q.scaled[warp][i / 2][lane];
@@ -129,8 +135,11 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
       most = fmaxf(most, fmaxf(fabsf(s[2 * i + 2] * x.z), fabsf(s[2 * i + 3] * x.w)));
     }
     most = rows_max(most);
-    const float factor = own && most > 0 ? fixed_point_unit(most) : 1.0f;
+    const float factor = own && most > 0 ? fminf(fixed_point_unit(most), kFirstNorm * inverse_power(fold.norm)) : 1.0f;
     fold.norm *= factor;
+    // Data whose scores differ by that much is rare; where it is not, such groups cost half as much again.
+    const float range = q.page_factor[lane % 4] * (float)(1 << F::kBits) * 32768.0f;
+    fold.again = range > kWideChannel * fold.norm ? 1u << 16 : 0;
 #pragma unroll
     for (int i = 0; i < kSteps; i += 2) {
       float4& x = q.scaled[warp][i / 2][lane];
@@ -192,7 +201,7 @@ __device__ __forceinline__ void integer_scores(IntegerQuery<D, F::kChannel>& q, 
     if constexpr (F::kChannel) {
       if (mt == 0 || (mt == 2 && F::kGroup == 32)) {
         const int at = mt == 0 ? 0 : 4 * D;
-        fold_channels<D>(q, page.steps + at, page.keys + (at + 2 * D), page.half, threadIdx.x / 32, lane, fold);
+        fold_channels<F, D>(q, page.steps + at, page.keys + (at + 2 * D), page.half, threadIdx.x / 32, lane, fold);
       }
     }
 #pragma unroll

@@ -114,8 +114,6 @@ fn integer_is_fast(device: &Device) -> bool {
 ///   from the others). Channels whose steps are 2^14 times smaller than another's of the group, where that is 2 or more, lose bits.
 /// * Weights times steps, or times scales of tokens, are f16 numbers relative to the largest step: values of groups or tokens some 2^24
 ///   times smaller than others of the sequence lose bits.
-/// * Up to 4 rows and affine formats: queries times steps of per-channel keys are 16-bit integers relative to the largest that a warp met.
-///   After a page whose steps are 2^8 times larger than all others, these keep 8 bits.
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or
 /// 8 with heads of 112 and 256 channels and keys of 192; more take a pass for each 16 or 8. Use [`prefill`](super::prefill) for long

@@ -23,6 +23,11 @@ const SMALL: f32 = 1.0 / 256.0;
 /// What queries of per-channel keys are multiplied with until the first products with steps are seen: 2^100, too much for any.
 const FIRST_NORM: f32 = 1_267_650_600_228_229_401_496_703_205_376.0;
 
+/// A channel of per-channel keys that may add more than this to a score, in log2 units, gives its group a norm of its own.
+const WIDE: f32 = 32.0;
+/// Where 16-bit fixed point ends.
+const ONE: f32 = 32_768.0;
+
 const TWO_23: f32 = 8_388_608.0;
 
 fn flush(x: f32) -> f32 {
@@ -380,10 +385,11 @@ impl Model<'_> {
                 })
                 .collect(),
             PageQuery::Channel { row, parts } => {
+                let codes = (1 << self.config.layers[0].key.code_bits()) as f32;
                 let mut scores = Vec::new();
                 for first in (0..tokens).step_by(group) {
                     let pairs = keys.pairs(first);
-                    let fixed = fold(row, pairs, &mut column.norm);
+                    let fixed = fold(row, pairs, q.page_factor * (codes * ONE) / WIDE, &mut column.norm);
                     // Of each 16 channels the lower eight, then the upper ones; high part, low part.
                     let zero = [0, 8].map(|half| {
                         parts.each_ref().map(|part| {
@@ -462,18 +468,19 @@ fn two_parts(x: f32) -> [f32; 2] {
     [first, round_half(x - first)]
 }
 
-/// Products of a query and the steps of a group in 16-bit fixed point. Where one does not fit, `norm` changes so that the largest does.
-fn fold(row: &[f32], pairs: &[(f32, f32)], norm: &mut f32) -> Vec<i32> {
+/// Products of a query and the steps of a group in 16-bit fixed point. `norm` changes so that the largest fits where one does not, and
+/// where it is below `least`.
+fn fold(row: &[f32], pairs: &[(f32, f32)], least: f32, norm: &mut f32) -> Vec<i32> {
     // Adding 2^23 rounds to an integer; what is added beside it makes both bytes of the low half positive.
     const ZERO: f32 = TWO_23 + 32_896.0;
     let sums = |norm: f32| -> Vec<f32> {
         row.iter().zip(pairs).map(|(x, (step, _))| step.mul_add(x * norm, ZERO)).collect()
     };
     let mut fixed = sums(*norm);
-    if !fixed.iter().all(|x| (TWO_23..TWO_23 + 65_536.0).contains(x)) {
+    if *norm < least || !fixed.iter().all(|x| (TWO_23..TWO_23 + 65_536.0).contains(x)) {
         let most = largest(row.iter().zip(pairs).map(|(x, (step, _))| (step * (x * *norm)).abs()), 0.0);
         if most > 0.0 {
-            *norm *= fixed_point_unit(most);
+            *norm = (*norm * fixed_point_unit(most)).min(FIRST_NORM);
         }
         fixed = sums(*norm);
     }

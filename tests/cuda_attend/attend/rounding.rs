@@ -99,7 +99,7 @@ fn keys_per_channel() {
     }
 }
 
-/// Large steps of keys make products with queries smaller, on the f16 path in their own groups only.
+/// Large steps of keys make products with queries smaller, and have to do so in their own groups only.
 #[test]
 fn keys_with_large_steps_on_some_pages() {
     use qkv::{Affine, Bits};
@@ -110,7 +110,16 @@ fn keys_with_large_steps_on_some_pages() {
         let key = Format::from(Affine::per_channel(bits, run));
         let value =
             Affine::per_token(if bits == Bits::B2 { bits } else { Bits::B4 }, if d == 96 { 32 } else { run });
-        for (group, huge, size) in [(8, 3e4, 0.05), (16, 3e3, 0.002), (8, 1e3, 1.0), (4, 50.0, 1.0)] {
+        for (group, huge, size) in [
+            (8, 3e4, 0.05),
+            (16, 3e3, 0.002),
+            (8, 1e3, 1.0),
+            (4, 3e4, 0.05),
+            (3, 3e3, 0.002),
+            (4, 1e3, 1.0),
+            (4, 200.0, 1.0),
+            (4, 50.0, 1.0),
+        ] {
             let mut case = Case::new(config(key, value.into(), 1, d), group, &[900], &[1]);
             (case.huge, case.magnitude, case.scale) = (Some(huge), [size, 1.0], Some(0.1 / size));
             // All pages belong to one block, so a warp has several.
