@@ -137,7 +137,7 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
     most = rows_max(most);
     const float factor = own && most > 0 ? fminf(fixed_point_unit(most), kFirstNorm * inverse_power(fold.norm)) : 1.0f;
     fold.norm *= factor;
-    // Data whose scores differ by that much is rare; where it is not, such groups cost half as much again.
+    // Data whose scores differ by that much is rare; each of its groups pays for a second pass.
     const float range = q.page_factor[lane % 4] * (float)(1 << F::kBits) * 32768.0f;
     fold.again = range > kWideChannel * fold.norm ? 1u << 16 : 0;
 #pragma unroll
