@@ -88,9 +88,9 @@ struct IntegerFold {
   __device__ __forceinline__ void clear() { norm = kFirstNorm, again = 0; }
 };
 
-// The most that a channel with codes of 16 bits may add to a score, in log2 units, before a group gets a norm of its own: what a
-// product is rounded by then no longer vanishes beside scores of pages with small steps.
-constexpr float kWideChannel = 32.0f;
+// The most that a channel whose products fill 16 bits may add to a score, in log2 units, before each group looks for a norm of its own:
+// pages with small steps could see what products are rounded by then.
+constexpr float kWideChannel = 8.0f;
 
 // `steps`, `mins`: where the lane's part of a group's steps and mins begins. A lane (g, t) has channels g + 8i of column t; they lie
 // in the steps of pair g / 2 of channels, and `half` picks them.
@@ -135,9 +135,11 @@ __device__ __forceinline__ void fold_channels(IntegerQuery<D, true>& q, const ui
       most = fmaxf(most, fmaxf(fabsf(s[2 * i + 2] * x.z), fabsf(s[2 * i + 3] * x.w)));
     }
     most = rows_max(most);
-    const float factor = own && most > 0 ? fminf(fixed_point_unit(most), kFirstNorm * inverse_power(fold.norm)) : 1.0f;
+    float factor = own && most > 0 ? fminf(fixed_point_unit(most), kFirstNorm * inverse_power(fold.norm)) : 1.0f;
+    // Two bits less are no reason for a second pass.
+    if (factor <= 4 && factor > 1) factor = 1;
+    if (!__any_sync(kAllLanes, factor != 1)) break;
     fold.norm *= factor;
-    // Data whose scores differ by that much is rare; each of its groups pays for a second pass.
     const float range = q.page_factor[lane % 4] * (float)(1 << F::kBits) * 32768.0f;
     fold.again = range > kWideChannel * fold.norm ? 1u << 16 : 0;
 #pragma unroll

@@ -111,9 +111,16 @@ fn integer_is_fast(device: &Device) -> bool {
 /// * Affine per-token values: up to 2^-12 of their group's range, which is `2^bits - 1` steps (a channel far from the others of its group;
 ///   8 bits and values below 1e-5, where steps are as small as f16 has them and few codes are used).
 /// * Affine per-channel keys: all scores of a group of tokens may be off by up to 2^-12 of a channel's range in it, times the query (a token far
-///   from the others). Channels whose steps are 2^14 times smaller than another's of the group, where that is 2 or more, lose bits.
+///   from the others). Up to 4 rows: by up to 2^-15 of the largest range for each channel, should all round alike; ranges that add less than
+///   5.5 to a logit count in the pages behind as well. Channels whose steps are 2^14 times smaller than another's of the group, where that is 2
+///   or more, lose bits.
+/// * Up to 4 rows and affine formats: queries are 16-bit integers relative to their largest element (per-channel keys: two f16 numbers for
+///   mins), so elements 2^6 (2^14) times smaller have fewer bits than f16. It shows where the large element meets keys that are nearly 0;
+///   [`with_exact_queries`](DeviceAttendParams::with_exact_queries) takes the f16 path.
 /// * Weights times steps, or times scales of tokens, are f16 numbers relative to the largest step: values of groups or tokens some 2^24
 ///   times smaller than others of the sequence lose bits.
+/// * Sizes that no model has: a softcap c costs scores up to 2^-24 c (use none instead of 10^4 and more); logits beyond 10^7 and queries beyond
+///   10^30 may give NaN.
 ///
 /// It is made for decoding and speculation: up to 16 rows of a kv head (queries times its query heads) share one pass over the pages, or
 /// 8 with heads of 112 and 256 channels and keys of 192; more take a pass for each 16 or 8. Use [`prefill`](super::prefill) for long

@@ -24,7 +24,7 @@ const SMALL: f32 = 1.0 / 256.0;
 const FIRST_NORM: f32 = 1_267_650_600_228_229_401_496_703_205_376.0;
 
 /// A channel of per-channel keys that may add more than this to a score, in log2 units, gives its group a norm of its own.
-const WIDE: f32 = 32.0;
+const WIDE: f32 = 8.0;
 /// Where 16-bit fixed point ends.
 const ONE: f32 = 32_768.0;
 
@@ -468,8 +468,8 @@ fn two_parts(x: f32) -> [f32; 2] {
     [first, round_half(x - first)]
 }
 
-/// Products of a query and the steps of a group in 16-bit fixed point. `norm` changes so that the largest fits where one does not, and
-/// where it is below `least`.
+/// Products of a query and the steps of a group in 16-bit fixed point. `norm` changes so that the largest fits where one does not; where it
+/// is below `least`, also to a larger one.
 fn fold(row: &[f32], pairs: &[(f32, f32)], least: f32, norm: &mut f32) -> Vec<i32> {
     // Adding 2^23 rounds to an integer; what is added beside it makes both bytes of the low half positive.
     const ZERO: f32 = TWO_23 + 32_896.0;
@@ -479,8 +479,10 @@ fn fold(row: &[f32], pairs: &[(f32, f32)], least: f32, norm: &mut f32) -> Vec<i3
     let mut fixed = sums(*norm);
     if *norm < least || !fixed.iter().all(|x| (TWO_23..TWO_23 + 65_536.0).contains(x)) {
         let most = largest(row.iter().zip(pairs).map(|(x, (step, _))| (step * (x * *norm)).abs()), 0.0);
-        if most > 0.0 {
-            *norm = (*norm * fixed_point_unit(most)).min(FIRST_NORM);
+        let better = if most > 0.0 { (*norm * fixed_point_unit(most)).min(FIRST_NORM) } else { *norm };
+        // Two bits less are kept.
+        if better < *norm || better > 4.0 * *norm {
+            *norm = better;
         }
         fixed = sums(*norm);
     }

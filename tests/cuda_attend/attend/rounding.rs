@@ -110,18 +110,22 @@ fn keys_with_large_steps_on_some_pages() {
         let key = Format::from(Affine::per_channel(bits, run));
         let value =
             Affine::per_token(if bits == Bits::B2 { bits } else { Bits::B4 }, if d == 96 { 32 } else { run });
-        for (group, huge, size) in [
-            (8, 3e4, 0.05),
-            (16, 3e3, 0.002),
-            (8, 1e3, 1.0),
-            (4, 3e4, 0.05),
-            (3, 3e3, 0.002),
-            (4, 1e3, 1.0),
-            (4, 200.0, 1.0),
-            (4, 50.0, 1.0),
+        for (group, huge, size, scale) in [
+            (8, 3e4, 0.05, 2.0),
+            (16, 3e3, 0.002, 50.0),
+            (8, 1e3, 1.0, 0.1),
+            (4, 3e4, 0.05, 2.0),
+            (3, 3e3, 0.002, 50.0),
+            (4, 1e3, 1.0, 0.1),
+            (4, 50.0, 1.0, 0.1),
+            // Around the range from which on groups have factors of their own, all other scores nearly the same.
+            (4, 150.0, 0.001, 0.1),
+            (4, 60.0, 0.001, 0.1),
+            (4, 40.0, 0.001, 0.1),
+            (4, 20.0, 0.001, 0.1),
         ] {
             let mut case = Case::new(config(key, value.into(), 1, d), group, &[900], &[1]);
-            (case.huge, case.magnitude, case.scale) = (Some(huge), [size, 1.0], Some(0.1 / size));
+            (case.huge, case.magnitude, case.scale) = (Some(huge), [size, 1.0], Some(scale));
             // All pages belong to one block, so a warp has several.
             case.split = Some(64);
             findings.check(&gpu, &case, &mut Random::new(4));
