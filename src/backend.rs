@@ -87,6 +87,28 @@ pub trait Backend: sealed::Sealed + Debug + Sized {
     /// # Errors
     /// As the [module](self) says; so for all below.
     fn set_lengths(&mut self, seat: Seat, len: usize, packed: usize) -> Result<()>;
+    /// Refuses new keys and values that only this backend does not take. Called before a step opens.
+    ///
+    /// # Errors
+    /// Tensors of another device.
+    fn check_append(&self, _: &Self::Tensor<'_>, _: &Self::Tensor<'_>) -> Result<()> {
+        Ok(())
+    }
+    /// The same of a prefill.
+    ///
+    /// # Errors
+    /// Tensors of another device, dtypes and head dims that prefill has no kernel for.
+    fn check_prefill(
+        &self,
+        _q: &Self::Tensor<'_>,
+        _k: &Self::Tensor<'_>,
+        _v: &Self::Tensor<'_>,
+        _params: &Self::Params<'_>,
+        _out: &Self::Output<'_>,
+        _lse: Option<&Self::Lse<'_>>,
+    ) -> Result<()> {
+        Ok(())
+    }
     /// Opens a step. An error means that nothing was done.
     ///
     /// # Errors

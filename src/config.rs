@@ -208,7 +208,7 @@ impl CacheConfig {
 
     /// Rows of the window: R + 64, or none in direct mode.
     pub fn window_rows(&self) -> usize {
-        self.residual.map_or(0, |r| r + TILE)
+        self.residual.map_or(0, |r| r.saturating_add(TILE))
     }
 
     /// Bytes of one block: 64 tokens of all kv heads of all layers.
@@ -217,14 +217,18 @@ impl CacheConfig {
     /// As [`validate`](Self::validate).
     pub fn block_bytes(&self) -> Result<usize> {
         self.validate()?;
-        Ok(self.layers.iter().map(|l| self.page_layout(l).page_bytes * self.kv_heads).sum())
+        let layer = |l| self.page_layout(l).page_bytes.saturating_mul(self.kv_heads);
+        Ok(self.layers.iter().map(layer).fold(0, usize::saturating_add))
     }
 
     /// Bytes of one open seat: window rows, sink rows and key means of all layers.
     pub fn seat_bytes(&self) -> usize {
-        let rows = (self.window_rows() + self.sinks) * (self.key_dim + self.value_dim);
-        let means: usize = self.layers.iter().filter(|l| l.key.centered()).count() * self.key_dim * 2;
-        self.kv_heads * (rows * self.window_dtype.bytes() * self.layers.len() + means)
+        let channels = self.key_dim.saturating_add(self.value_dim);
+        let rows = self.window_rows().saturating_add(self.sinks).saturating_mul(channels);
+        let rows = rows.saturating_mul(self.window_dtype.bytes()).saturating_mul(self.layers.len());
+        let centred = self.layers.iter().filter(|l| l.key.centered()).count();
+        let means = centred.saturating_mul(self.key_dim).saturating_mul(2);
+        rows.saturating_add(means).saturating_mul(self.kv_heads)
     }
 
     /// Tokens of one sequence that fit in `bytes`: whole blocks, beside the window and the sinks.
@@ -452,6 +456,13 @@ impl<'a> AttendParams<'a> {
 
     pub(crate) fn check(&self, query_heads: usize) -> Result<()> {
         check_factors(self.scale, self.softcap)?;
+        if let Some(r) = self.bidirectional.iter().find(|r| r.0 >= r.1) {
+            return Err(Error::Unsupported {
+                what: "bidirectional",
+                got: format!("{r:?}"),
+                why: "a range is [start, end) with start < end".into(),
+            });
+        }
         match self.sink_logits {
             Some(s) if s.len() != query_heads => {
                 Err(Error::Length { what: "sink_logits", expected: query_heads, got: s.len() })

@@ -16,7 +16,7 @@ pub enum Error {
         got: String,
     },
     /// The strides of a view reach beyond its data, or make elements of an output overlap.
-    #[error("{what}: {problem}; give strides in elements that stay inside the {len} elements of the data")]
+    #[error("{what}: {problem}; the data have {len} elements")]
     Strides {
         /// Which tensor.
         what: &'static str,
@@ -165,6 +165,11 @@ pub enum Error {
         /// Value found.
         got: String,
     },
+}
+
+/// An index as errors hold it.
+pub(crate) fn index(i: usize) -> i64 {
+    i64::try_from(i).unwrap_or(i64::MAX)
 }
 
 /// `Result` with [`Error`].

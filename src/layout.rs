@@ -57,25 +57,25 @@ pub struct PageLayout {
 }
 
 impl PageLayout {
-    /// The geometry for a pair of formats and head dims (multiples of 16).
+    /// The geometry for a pair of formats and head dims (multiples of 16). Sizes beyond the address range saturate.
     pub fn new(key: &Format, value: &Format, key_dim: usize, value_dim: usize) -> Self {
-        let mut at = 0;
+        let mut at = 0usize;
         let mut section = |bytes: usize| {
             let start = at;
-            at += bytes.next_multiple_of(16);
+            at = at.saturating_add(whole(bytes, 16));
             start
         };
         let kc = section(code_bytes(key, Operand::Key, key_dim));
         let vc = section(code_bytes(value, Operand::Value, value_dim));
-        let kp = section(pair_count(key, key_dim) * 4);
-        let vp = section(pair_count(value, value_dim) * 4);
+        let kp = section(pair_count(key, key_dim).saturating_mul(4));
+        let vp = section(pair_count(value, value_dim).saturating_mul(4));
         let operand = |f: &Format, op, dim, codes, pairs| OperandLayout {
             dim,
             codes,
             code_bytes: code_bytes(f, op, dim),
             row_bytes: row_bytes(f.code_bits(), dim),
             pairs,
-            pair_bytes: pair_count(f, dim) * 4,
+            pair_bytes: pair_count(f, dim).saturating_mul(4),
             pair_count: pair_count(f, dim),
         };
         Self {
@@ -97,24 +97,29 @@ pub fn padded_rows(format: &Format, operand: Operand, dim: usize) -> usize {
     match operand {
         Operand::Key => TILE,
         Operand::Value => match format {
-            Format::Affine(Affine { bits: Bits::B1 | Bits::B3, .. }) => dim.next_multiple_of(64),
-            Format::Affine(Affine { bits: Bits::B2, .. }) => dim.next_multiple_of(32),
-            _ => dim.next_multiple_of(16),
+            Format::Affine(Affine { bits: Bits::B1 | Bits::B3, .. }) => whole(dim, 64),
+            Format::Affine(Affine { bits: Bits::B2, .. }) => whole(dim, 32),
+            _ => whole(dim, 16),
         },
     }
+}
+
+/// `n` rounded up to a multiple.
+fn whole(n: usize, multiple: usize) -> usize {
+    n.checked_next_multiple_of(multiple).unwrap_or(usize::MAX)
 }
 
 /// Bytes of an operand's codes section.
 fn code_bytes(format: &Format, operand: Operand, dim: usize) -> usize {
     let cols = if operand == Operand::Key { dim } else { TILE };
-    padded_rows(format, operand, dim) * cols * format.code_bits() / 8
+    padded_rows(format, operand, dim).saturating_mul(cols).saturating_mul(format.code_bits()) / 8
 }
 
 /// Pairs (or FP8 scales) of a tile, 4 bytes each.
 fn pair_count(format: &Format, dim: usize) -> usize {
     match format {
-        Format::Affine(a) if a.axis == Axis::PerToken => TILE * dim.div_ceil(a.group.max(1)),
-        Format::Affine(a) => TILE.div_ceil(a.group.max(1)) * dim,
+        Format::Affine(a) if a.axis == Axis::PerToken => TILE.saturating_mul(dim.div_ceil(a.group.max(1))),
+        Format::Affine(a) => TILE.div_ceil(a.group.max(1)).saturating_mul(dim),
         Format::Fp8(f) if f.granularity == Granularity::TokenHead => TILE,
         _ => 0,
     }

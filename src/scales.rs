@@ -36,7 +36,11 @@ impl Scales {
     /// 1e30.
     pub fn new(layers: usize, key: Vec<f32>, value: Vec<f32>) -> Result<Self> {
         for (what, s) in [("key scales", &key), ("value scales", &value)] {
-            if s.is_empty() || layers == 0 || !s.len().is_multiple_of(layers) {
+            if layers == 0 {
+                let why = "a cache has at least one".into();
+                return Err(Error::Unsupported { what: "layers", got: "0".into(), why });
+            }
+            if s.is_empty() || !s.len().is_multiple_of(layers) {
                 return Err(Error::Unsupported {
                     what,
                     got: format!("{} values", s.len()),

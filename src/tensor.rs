@@ -175,8 +175,10 @@ impl Shape {
             return Err(Error::Strides {
                 what,
                 problem: format!(
-                    "shape {:?} with strides {:?} reaches element {last}",
-                    self.dims, self.strides
+                    "shape {:?} with strides {:?} needs {} elements",
+                    self.dims,
+                    self.strides,
+                    last.saturating_add(1)
                 ),
                 len,
             });

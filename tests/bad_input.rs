@@ -495,3 +495,53 @@ fn a_page_is_converted_with_its_own_layout_only() {
         assert!(out.iter().all(|x| *x == 9));
     }
 }
+
+#[test]
+fn absurd_sizes_are_no_panic() {
+    let c =
+        CacheConfig::new(1, usize::MAX, usize::MAX).with_residual(Some(usize::MAX)).with_sinks(usize::MAX);
+    assert_eq!((c.window_rows(), c.seat_bytes()), (usize::MAX, usize::MAX));
+    for format in
+        [Format::F16, Affine::per_channel(Bits::B3, 32).into(), Affine::per_token(Bits::B2, 1).into()]
+    {
+        let layout = layout::PageLayout::new(&format, &format, usize::MAX, usize::MAX);
+        assert!(layout.page_bytes > usize::MAX / 16);
+    }
+    // Tables that would not fit the memory.
+    for (table, tokens) in [(vec![i32::MAX], 1 << 40), (vec![0; 3], usize::MAX - 63), (vec![-1], 1 << 40)] {
+        let got = cache::expand_block_table(&table, tokens);
+        assert!(matches!(got, Err(Error::Unsupported { what: "block_tokens", .. })), "{got:?}");
+    }
+    assert_eq!(cache::expand_block_table(&[1, -1], 128).unwrap(), [2, 3, -1, -1]);
+}
+
+#[test]
+fn empty_ranges_are_refused_without_a_cache() {
+    let (x, mut out) = (vec![0.5f32; 3 * 16], vec![7f32; 3 * 16]);
+    let t = TensorRef::thd(&x, [3, 1, 16]).unwrap();
+    for range in [(3, 1), (2, 2), (usize::MAX, 0)] {
+        let ranges = [(0, 2), range];
+        let params = AttendParams::new().with_bidirectional(&ranges);
+        let mut o = TensorMut::thd(&mut out, [3, 1, 16]).unwrap();
+        let got = attention(&t, &t, &t, &params, None, &mut o, None);
+        assert!(matches!(got, Err(Error::Unsupported { what: "bidirectional", .. })), "{got:?}");
+    }
+    assert!(out.iter().all(|x| *x == 7.0));
+}
+
+/// What a message says is what came.
+#[test]
+fn messages_name_what_came() {
+    let (mut cache, seat, _) = filled();
+    let text = |r: Result<()>| r.unwrap_err().to_string();
+    assert!(text(cache.set_block(seat, 4, -1)).contains("block -1 is out of range"));
+    let free = (0..).find(|b| !cache.block_table(seat).unwrap().contains(b)).unwrap();
+    let got = text(cache.set_block(seat, 4, free));
+    assert!(got.contains(&format!("block: {free}")) && got.contains("allocate_block"), "{got}");
+    assert!(matches!(cache.free_block(free), Err(Error::Unsupported { what: "block", .. })));
+    assert!(text(cache.set_block(seat, usize::MAX, free)).contains(&i64::MAX.to_string()));
+    let got = cache.export_page(seat, 0, 0, 99).unwrap_err().to_string();
+    assert!(got.contains("closed tile of the sequence 99 is out of range"), "{got}");
+    let got = TensorRef::thd(&[0f32; 10][..], [1, 2, 64]).unwrap_err().to_string();
+    assert!(got.contains("needs 128 elements") && got.contains("10"), "{got}");
+}

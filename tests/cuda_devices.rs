@@ -3,8 +3,8 @@
 use cudarc::driver::CudaContext;
 use ptxsim::testing::ensure_driver;
 use qkv::cuda::launch::{CodeOrder, quantize};
-use qkv::cuda::{Device, DeviceSlice, DeviceTensor, RawStream};
-use qkv::{Affine, Bits, Error};
+use qkv::cuda::{CacheStream, Cuda, Device, DeviceSlice, DeviceTensor, RawStream};
+use qkv::{Affine, Bits, CacheConfig, Error, KvCache};
 
 #[test]
 fn memory_and_streams_of_another_device_are_refused() {
@@ -37,6 +37,30 @@ fn memory_and_streams_of_another_device_are_refused() {
     let got = quantize(&other, RawStream::from(&*here), &view, &f, CodeOrder::Rows, c, p, None);
     assert!(matches!(got, Err(Error::Cuda { what: "a launch", .. })), "{got:?}");
     assert_eq!(there.clone_dtoh(&codes).unwrap(), [9u8; 64]);
+
+    // A cache's stream, and what its steps are given.
+    let config = CacheConfig::new(1, 1, 64).with_capacity(1, 64);
+    let foreign = || {
+        // SAFETY: the stream lives until the end of this test.
+        unsafe { CacheStream::from_raw(here.cu_stream().cast()) }
+    };
+    let got = KvCache::<Cuda>::on_device(&other, foreign(), config.clone());
+    assert!(matches!(got, Err(Error::Unsupported { what: "stream", .. })), "{got:?}");
+    let got = KvCache::<Cuda>::on_device(&other, here.clone(), config.clone());
+    assert!(matches!(got, Err(Error::Unsupported { what: "stream", .. })), "{got:?}");
+    let mut cache = KvCache::<Cuda>::on_device(&other, there.clone(), config).unwrap();
+    assert!(matches!(cache.set_stream(foreign()), Err(Error::Unsupported { what: "stream", .. })));
+    let tokens = |x| DeviceTensor::thd(x, [1, 1, 64]).unwrap();
+    let (far, near) = (here.clone_htod(&[1f32; 64]).unwrap(), there.clone_htod(&[1f32; 64]).unwrap());
+    cache.append(0, &tokens(&near), &tokens(&near)).unwrap();
+    let step = format!("{:?}", cache.paged().step());
+    let got = cache.append(0, &tokens(&near), &tokens(&far));
+    assert!(matches!(got, Err(Error::Unsupported { what: "v", .. })), "{got:?}");
+    assert_eq!(format!("{:?}", cache.paged().step()), step);
+    // SAFETY: as above.
+    cache.set_stream(unsafe { CacheStream::from_raw(there.cu_stream().cast()) }).unwrap();
+    cache.append(0, &tokens(&near), &tokens(&near)).unwrap();
+    assert_eq!(cache.len(0), 2);
 
     let (c, p) = ((&mut codes).into(), (&mut pairs).into());
     quantize(&other, RawStream::from(&*there), &view, &f, CodeOrder::Rows, c, p, None).unwrap();

@@ -78,11 +78,11 @@ pub(super) fn real_rows(query_start: &[i32], i: usize, slots: Option<&[i64]>) ->
 /// `tables` is `[sequences, max_blocks]`, row-major; the result is `[sequences, max_blocks * block_tokens / 64]`.
 ///
 /// # Errors
-/// [`Error::Unsupported`] unless `block_tokens` is a multiple of 64, or if an expanded id does not fit in 31 bits.
+/// [`Error::Unsupported`] unless `block_tokens` is a multiple of 64 up to 65,536, or if an expanded id does not fit in 31 bits.
 pub fn expand_block_table(tables: &[i32], block_tokens: usize) -> Result<Vec<i32>> {
     let no = |what, got: String, why: &str| Err(Error::Unsupported { what, got, why: why.into() });
     let n = block_tokens / TILE;
-    if n == 0 || !block_tokens.is_multiple_of(TILE) {
+    if n == 0 || n > 1024 || !block_tokens.is_multiple_of(TILE) {
         return no(
             "block_tokens",
             block_tokens.to_string(),

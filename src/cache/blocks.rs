@@ -1,5 +1,6 @@
 //! Which block is used by how many owners. Ids only; where a block's bytes lie is the pool's business.
 
+use crate::error::{Error, Result};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Reference counts and the free list of a pool's blocks.
@@ -49,6 +50,19 @@ impl Blocks {
     /// Whether a caller holds a block.
     pub(crate) fn is_lent(&self, id: i32) -> bool {
         usize::try_from(id).is_ok_and(|i| self.lent.get(i).copied().unwrap_or(false))
+    }
+
+    /// Refuses a block that no caller holds.
+    pub(crate) fn check_lent(&self, id: i32) -> Result<()> {
+        match usize::try_from(id) {
+            Ok(i) if i < self.count() => {}
+            _ => return Err(Error::OutOfRange { what: "block", got: i64::from(id), limit: self.count() }),
+        }
+        if self.is_lent(id) {
+            return Ok(());
+        }
+        let why = "only blocks that allocate_block gave and that no seat has are a caller's".into();
+        Err(Error::Unsupported { what: "block", got: id.to_string(), why })
     }
 
     /// Takes a block over from the caller that holds it; it keeps its owner.

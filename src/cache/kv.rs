@@ -7,13 +7,13 @@ use super::step::Seat;
 use crate::backend::Backend;
 use crate::config::CacheConfig;
 use crate::cpu::Cpu;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::layout::TILE;
 
 /// A cache of `max_sequences` sequences, all open, that take the same number of new tokens in a step
 /// (`append_varlen` and `prefill_varlen`: any numbers).
 ///
-/// The first layer's `append` (or `prefill`) of a round opens the step; the other layers bring the same number of tokens.
+/// The `append` (or `prefill`) of any layer opens a step; the other layers, in any order, bring the same number of tokens.
 /// Tensors are `[sequences * n, heads, dim]` views: a `[batch, heads, tokens, dim]` tensor is one
 /// ([`TensorRef::bhtd`](crate::TensorRef::bhtd)).
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl<B: Backend> KvCache<B> {
     fn seat(&self, sequence: usize) -> Result<Seat> {
         let limit = self.seats.len();
         let seat = self.seats.get(sequence).copied();
-        seat.ok_or(Error::OutOfRange { what: "sequence", got: sequence as i64, limit })
+        seat.ok_or(Error::OutOfRange { what: "sequence", got: index(sequence), limit })
     }
 
     /// Tokens of a sequence (0 for one that does not exist). During a step, the length before it.
@@ -85,7 +85,7 @@ impl<B: Backend> KvCache<B> {
         let n = self.seats.len();
         let layers = self.config().layers.len();
         if layer >= layers {
-            return Err(Error::OutOfRange { what: "layer", got: layer as i64, limit: layers });
+            return Err(Error::OutOfRange { what: "layer", got: index(layer), limit: layers });
         }
         if rows > i32::MAX as usize {
             return Err(Error::Shape {
@@ -128,7 +128,10 @@ impl<B: Backend> KvCache<B> {
             return Err(Error::Unsupported {
                 what: "query_start",
                 got: format!("{s:?}"),
-                why: format!("it has {} entries ascending from 0 to the {rows} rows", n + 1),
+                why: format!(
+                    "{} entries are needed, ascending from 0 to the {rows} rows: one in front of each sequence's rows, and the end",
+                    n + 1
+                ),
             });
         }
         self.starts.clear();

@@ -5,7 +5,7 @@ use super::rows::RowStore;
 use crate::backend::{Backend, Stored, sealed};
 use crate::cache::{HostMemory, PagePool, Seat, SequenceStep, Step};
 use crate::config::{AttendParams, CacheConfig, LayerConfig};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::layout::{PageLayout, TILE};
 use crate::quant::page::decode_rows;
 use crate::simd::Isa;
@@ -186,13 +186,6 @@ impl Backend for Cpu {
     }
 
     fn check_params(params: &AttendParams<'_>, query_heads: usize) -> Result<()> {
-        if let Some(r) = params.bidirectional.iter().find(|r| r.0 >= r.1) {
-            return Err(Error::Unsupported {
-                what: "bidirectional",
-                got: format!("{r:?}"),
-                why: "a range is [start, end) with start < end".into(),
-            });
-        }
         params.check(query_heads)
     }
 

@@ -3,7 +3,7 @@
 use super::abi;
 use super::images::IMAGES;
 use super::raw::RawStream;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use cudarc::driver::sys::{CUdevice_attribute_enum as Attribute, CUfunction, CUmodule};
 use cudarc::driver::{CudaContext, DriverError, result};
 use std::collections::HashMap;
@@ -271,7 +271,16 @@ unsafe impl Sync for Function {}
 
 /// The error of a failed driver call.
 pub(crate) fn failed(what: &'static str) -> impl FnOnce(DriverError) -> Error {
-    move |e| Error::Cuda { what, problem: format!("{e}") }
+    use cudarc::driver::sys::CUresult::*;
+    move |e| {
+        let help = match e.0 {
+            CUDA_ERROR_INVALID_HANDLE | CUDA_ERROR_INVALID_CONTEXT | CUDA_ERROR_CONTEXT_IS_DESTROYED => {
+                "; give a live stream of the device's primary context"
+            }
+            _ => "",
+        };
+        Error::Cuda { what, problem: format!("{e}{help}") }
+    }
 }
 
 impl Device {
@@ -296,7 +305,7 @@ impl Device {
         }
         let count = result::device::get_count().map_err(failed("counting devices"))? as usize;
         if ordinal >= count {
-            return Err(Error::OutOfRange { what: "device", got: ordinal as i64, limit: count });
+            return Err(Error::OutOfRange { what: "device", got: index(ordinal), limit: count });
         }
         let context = CudaContext::new(ordinal).map_err(failed("the context"))?;
         let ask = |a| context.attribute(a).map(|x| x as u32).map_err(failed("a device attribute"));

@@ -57,7 +57,7 @@ pub enum Order {
 /// Where bit `bit` of the code of `(token, channel)` lies in an operand's codes section: (byte, bit of the byte).
 ///
 /// `at` is the operand's geometry in a page of this format; `token` < 64, `channel` < `at.dim`, `bit` <
-/// [`Format::code_bits`].
+/// [`Format::code_bits`], which debug builds assert.
 pub fn code_bit(
     format: &Format,
     operand: Operand,
@@ -186,8 +186,8 @@ pub fn convert_page(
     {
         return Err(Error::Unsupported {
             what: "page layout",
-            got: format!("{layout:?}"),
-            why: "it is the one that PageLayout::new makes for these formats, with head dims that are multiples of 16"
+            got: format!("that of heads of {k} and {v} channels"),
+            why: "a page has the one that PageLayout::new makes for these formats, and head dims are multiples of 16"
                 .into(),
         });
     }

@@ -105,17 +105,23 @@ fn what_does_not_fit_is_refused() {
     let r = PagedKvCache::on_device(&gpu.0.device, gpu.0.stream.clone(), other, pool);
     assert!(matches!(r, Err(Error::Unsupported { what: "pool", .. })));
 
-    // What the GPU does not take is known in the middle of a step only; the one that the call opened is gone again.
+    // What the GPU does not take leaves the last step what it was: attention over it may go on.
     let mut cache = gpu.contiguous(config()).unwrap();
     let one = gpu.input(Dtype::F16, &Random::new(4).normals(2 * 2 * 32));
     let one = OnGpu::view(&one, [2, 2, 32]);
     (0..2).for_each(|layer| cache.append(layer, &one, &one).unwrap());
+    let step = format!("{:?}", cache.paged().step());
     let x = gpu.input(Dtype::F32, &Random::new(5).normals(4 * 2 * 32));
     let (x, params) = (OnGpu::view(&x, [4, 2, 32]), qkv::cuda::launch::DeviceAttendParams::new());
     let mut out = gpu.output(Dtype::F32, 4 * 2 * 32);
     let r = cache.prefill(0, &x, &x, &x, &params, &mut OnGpu::view_mut(&mut out, [4, 2, 32]), None);
     assert!(matches!(r, Err(Error::Unsupported { .. })), "{r:?}");
     assert_eq!(cache.len(0), 1);
+    assert_eq!(format!("{:?}", cache.paged().step()), step);
+    let mut out = gpu.output(Dtype::F32, 2 * 2 * 32);
+    let r =
+        cache.attend(1, &one, &params.with_fixed_split(4), &mut OnGpu::view_mut(&mut out, [2, 2, 32]), None);
+    assert!(matches!(r, Err(Error::Unsupported { what: "fixed_split", .. })), "{r:?}");
     (0..2).for_each(|layer| cache.append(layer, &one, &one).unwrap());
     assert_eq!(cache.len(0), 2);
 

@@ -193,8 +193,12 @@ fn a_replay_is_refused_like_a_step() {
     let seats = [cache.open().unwrap(), cache.open().unwrap()];
     let input = Input::new(&gpu, &config, 128);
     let step = cache.prepare_capture(&Batch::new(&seats, &[0, 64, 128])).unwrap();
-    // Outside a capture; in one, by `begin_step`; by another cache.
+    // Outside a capture; in one, by `begin_step`; by another cache; before there is a graph.
     assert!(matches!(cache.capture_step(&step), Err(Error::Unsupported { .. })));
+    assert!(matches!(cache.advance(&step), Err(Error::Unsupported { what: "a captured step", .. })));
+    assert_eq!(cache.len(seats[0]).unwrap(), 0);
+    let mut contiguous = gpu.contiguous(config.clone()).unwrap();
+    assert!(matches!(contiguous.prepare_capture(0), Err(Error::Unsupported { what: "tokens", .. })));
     let mut other = gpu.paged(config.clone(), 2).unwrap();
     let at = [other.open().unwrap(), other.open().unwrap()];
     assert!(matches!(other.advance(&step), Err(Error::Unsupported { what: "a captured step", .. })));

@@ -206,15 +206,13 @@ impl<B: Backend> PagedKvCache<B> {
     /// Gives back a block taken with [`allocate_block`](Self::allocate_block) that no seat owns.
     ///
     /// # Errors
-    /// [`Error::OutOfRange`] if no caller took it, [`Error::Duplicate`] if a seat owns it.
+    /// [`Error::OutOfRange`] if there is none, [`Error::Unsupported`] if no caller took it, [`Error::Duplicate`] if a seat owns it.
     pub fn free_block(&mut self, block: i32) -> Result<()> {
-        if self.state.seats.iter().any(|s| s.table.contains(&block)) {
+        if block >= 0 && self.state.seats.iter().any(|s| s.table.contains(&block)) {
             return Err(Error::Duplicate { what: "owner of block", got: block as i64 });
         }
         let mut blocks = self.state.blocks.lock();
-        if !blocks.is_lent(block) {
-            return Err(Error::OutOfRange { what: "block", got: block as i64, limit: blocks.count() });
-        }
+        blocks.check_lent(block)?;
         blocks.take_over(block);
         blocks.release(block);
         Ok(())
@@ -225,11 +223,11 @@ impl<B: Backend> PagedKvCache<B> {
     ///
     /// # Errors
     /// [`Error::UnknownSeat`], [`Error::StepOpen`]; [`Error::OutOfRange`] for a tile or block that does not exist;
-    /// [`Error::Duplicate`] if the tile has a block or a seat has this block.
+    /// [`Error::Unsupported`] for a block that nobody took; [`Error::Duplicate`] if the tile has a block or a seat has this block.
     pub fn set_block(&mut self, seat: Seat, tile: usize, block: i32) -> Result<()> {
         self.state.no_open_step()?;
         self.state.seat(seat)?;
-        if self.state.seats.iter().any(|s| s.table.contains(&block)) {
+        if block >= 0 && self.state.seats.iter().any(|s| s.table.contains(&block)) {
             return Err(Error::Duplicate { what: "block", got: block as i64 });
         }
         self.state.set_block(seat, tile, block)
@@ -331,10 +329,12 @@ impl<B: Backend> PagedKvCache<B> {
 
     /// Attention of the step's queries over everything stored, the new tokens included: `q` is
     /// `[rows, query_heads, key_dim]`, `out` `[rows, query_heads, value_dim]`, `lse` (natural log)
-    /// `[rows][query_heads]`. Rows that see no key give 0 and −inf; rows of padding are left as they are.
+    /// `[rows][query_heads]`. Rows that see no key give 0 and −inf; rows of padding are left as they are. After the step's last
+    /// append it may be called again and again, until lengths change: so a next step's `append` that was forgotten is not noticed here
+    /// ([`len`](Self::len) tells).
     ///
     /// # Errors
-    /// [`Error::StepOrder`] before this layer's append, or in windowed mode with more than max(R, 64) new tokens in a
+    /// [`Error::StepOrder`] before this layer's append in an open step, or in windowed mode with more than max(R, 64) new tokens in a
     /// sequence (some of them are already quantized then: [`cancel_step`](Self::cancel_step), and use
     /// [`prefill`](Self::prefill)); [`Error::Shape`], [`Error::Length`], and parameters out of range.
     pub fn attend(
@@ -393,7 +393,8 @@ impl<B: Backend> PagedKvCache<B> {
         lse: Option<&B::Lse<'_>>,
     ) -> Result<()> {
         self.check_kv(rows, k, v)?;
-        self.check_query(rows, q, params, out, lse)
+        self.check_query(rows, q, params, out, lse)?;
+        self.backend.check_prefill(q, k, v, params, out, lse)
     }
 
     pub(super) fn check_kv(&self, rows: usize, k: &B::Tensor<'_>, v: &B::Tensor<'_>) -> Result<()> {
@@ -401,7 +402,7 @@ impl<B: Backend> PagedKvCache<B> {
         for (what, t, d) in [("keys", B::describe(k), c.key_dim), ("values", B::describe(v), c.value_dim)] {
             check_shape(what, t, [rows, c.kv_heads, d])?;
         }
-        Ok(())
+        self.backend.check_append(k, v)
     }
 
     fn check_query(

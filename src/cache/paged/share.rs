@@ -6,7 +6,7 @@ use crate::cache::blocks::SharedBlocks;
 use crate::cache::prefix::Prefix;
 use crate::cache::state::Cut;
 use crate::cache::step::Seat;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::layout::TILE;
 
 impl<B: Backend> PagedKvCache<B> {
@@ -70,7 +70,7 @@ impl<B: Backend> PagedKvCache<B> {
             }
         }
         if let Some(p) = parents.iter().find(|p| **p >= seats.len()) {
-            return Err(Error::OutOfRange { what: "parent", got: *p as i64, limit: seats.len() });
+            return Err(Error::OutOfRange { what: "parent", got: index(*p), limit: seats.len() });
         }
         // The first child of a parent takes its seat; further children take the seats of those without a child.
         let mut free: Vec<Seat> =

@@ -4,7 +4,7 @@ use super::{PagedKvCache, check_shape};
 use crate::backend::{Backend, Stored};
 use crate::cache::page_io;
 use crate::cache::step::Seat;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::layout::TILE;
 
 impl<B: Backend> PagedKvCache<B> {
@@ -24,7 +24,7 @@ impl<B: Backend> PagedKvCache<B> {
         let s = self.state.seat(seat)?;
         let limit = self.config.layers.len();
         if layer >= limit {
-            return Err(Error::OutOfRange { what: "layer", got: layer as i64, limit });
+            return Err(Error::OutOfRange { what: "layer", got: index(layer), limit });
         }
         if s.released > 0 {
             return Err(Error::Released { what: "dequantize", released: s.released, got: 0 });
@@ -51,24 +51,19 @@ impl<B: Backend> PagedKvCache<B> {
     /// A closed tile's page in row order with header and checksum, see [`page_io`](crate::cache::page_io).
     ///
     /// # Errors
-    /// [`Error::UnknownSeat`], [`Error::StepOpen`], [`Error::OutOfRange`]; [`Error::BeyondLength`] for a tile that is not
-    /// closed; [`Error::Released`].
+    /// [`Error::UnknownSeat`], [`Error::StepOpen`]; [`Error::OutOfRange`] also for a tile that is not closed;
+    /// [`Error::Released`].
     pub fn export_page(&self, seat: Seat, layer: usize, head: usize, tile: usize) -> Result<Vec<u8>> {
         self.state.no_open_step()?;
         let s = self.state.seat(seat)?;
-        for (what, got, limit) in
-            [("layer", layer, self.config.layers.len()), ("head", head, self.config.kv_heads)]
-        {
+        for (what, got, limit) in [
+            ("layer", layer, self.config.layers.len()),
+            ("head", head, self.config.kv_heads),
+            ("closed tile of the sequence", tile, s.packed / TILE),
+        ] {
             if got >= limit {
-                return Err(Error::OutOfRange { what, got: got as i64, limit });
+                return Err(Error::OutOfRange { what, got: index(got), limit });
             }
-        }
-        if tile >= s.packed / TILE {
-            return Err(Error::BeyondLength {
-                what: "export_page",
-                got: tile.saturating_add(1).saturating_mul(TILE),
-                len: s.packed,
-            });
         }
         if tile * TILE < s.released {
             return Err(Error::Released { what: "export_page", released: s.released, got: tile * TILE });

@@ -17,7 +17,7 @@ use super::blocks::SharedBlocks;
 use super::step::{Seat, Step};
 
 use crate::config::CacheConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::layout::TILE;
 
 /// Counters since construction.
@@ -212,7 +212,7 @@ impl State {
         let s = self.seat(seat)?;
         let limit = s.table.len();
         let current =
-            *s.table.get(tile).ok_or(Error::OutOfRange { what: "tile", got: tile as i64, limit })?;
+            *s.table.get(tile).ok_or(Error::OutOfRange { what: "tile", got: index(tile), limit })?;
         if current >= 0 {
             return Err(Error::Duplicate { what: "block of tile", got: tile as i64 });
         }
@@ -220,14 +220,7 @@ impl State {
             return Err(Error::Released { what: "set_block", released: s.released, got: tile * TILE });
         }
         let mut blocks = self.blocks.lock();
-        if !blocks.is_lent(block) {
-            let limit = blocks.count();
-            return Err(Error::OutOfRange {
-                what: "block (take it with allocate_block)",
-                got: block as i64,
-                limit,
-            });
-        }
+        blocks.check_lent(block)?;
         blocks.take_over(block);
         drop(blocks);
         self.seat_mut(seat).table[tile] = block;

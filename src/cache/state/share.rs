@@ -2,7 +2,7 @@
 
 use super::State;
 use crate::cache::step::Seat;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::layout::TILE;
 
 /// What `truncate` asks of the backend.
@@ -180,7 +180,7 @@ impl State {
         self.no_open_step()?;
         self.check_layer(layer)?;
         if head >= self.heads {
-            return Err(Error::OutOfRange { what: "head", got: head as i64, limit: self.heads });
+            return Err(Error::OutOfRange { what: "head", got: index(head), limit: self.heads });
         }
         let s = self.seat(seat)?;
         if s.packed != s.len || s.len % TILE != 0 || start != s.len {
@@ -197,7 +197,7 @@ impl State {
         let tile = start / TILE;
         let limit = s.table.len();
         match s.table.get(tile) {
-            None => Err(Error::OutOfRange { what: "tile", got: tile as i64, limit }),
+            None => Err(Error::OutOfRange { what: "tile", got: index(tile), limit }),
             Some(&b) if b >= 0 => Ok(b),
             Some(_) => {
                 let block = self.blocks.lock().take().ok_or(Error::Capacity {

@@ -3,18 +3,14 @@
 use super::{SeatState, State};
 use crate::cache::batch::{Batch, SlotBatch, real_rows};
 use crate::cache::step::{Seat, SequenceStep};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::layout::TILE;
 
 impl State {
     /// Checks the rows of a batch; returns how many there are.
     fn check_rows(query_start: &[i32], sequences: usize, slots: Option<&[i64]>) -> Result<usize> {
         if sequences == 0 {
-            return Err(Error::Length {
-                what: "seats of a step (it needs at least one)",
-                expected: 1,
-                got: 0,
-            });
+            return Err(Error::Length { what: "sequences of a step (at least one)", expected: 1, got: 0 });
         }
         if query_start.len() != sequences + 1 {
             return Err(Error::Length {
@@ -131,10 +127,10 @@ impl State {
             let range = batch.query_start[i] as usize..batch.query_start[i + 1] as usize;
             let (_, tokens) = real_rows(batch.query_start, i, Some(batch.slot_mapping))?;
             if len < 0 || (len as usize) < tokens {
-                return Err(Error::BeyondLength {
-                    what: "context_lens (new tokens)",
-                    got: tokens,
-                    len: len.max(0) as usize,
+                return Err(Error::Unsupported {
+                    what: "context_lens",
+                    got: len.to_string(),
+                    why: format!("sequence {i} has {tokens} new tokens, which its length counts"),
                 });
             }
             let tiles = (len as usize).div_ceil(TILE);
@@ -246,7 +242,7 @@ impl State {
         if layer < self.layers {
             return Ok(());
         }
-        Err(Error::OutOfRange { what: "layer", got: layer as i64, limit: self.layers })
+        Err(Error::OutOfRange { what: "layer", got: index(layer), limit: self.layers })
     }
 
     /// Whether a layer may attend now.

@@ -5,6 +5,7 @@ use super::{Cuda, CudaOptions, DeviceMemory};
 use crate::backend::{Backend, Stored, sealed};
 use crate::cache::{PagePool, Seat, Step};
 use crate::config::CacheConfig;
+use crate::cuda::check;
 use crate::cuda::launch::{self, DeviceAttendParams};
 use crate::cuda::{DeviceSliceMut, DeviceTensor, DeviceTensorMut};
 use crate::error::{Error, Result};
@@ -71,6 +72,22 @@ impl Backend for Cuda {
         self.write_lengths(seat, len, packed)
     }
 
+    fn check_append(&self, k: &DeviceTensor<'_>, v: &DeviceTensor<'_>) -> Result<()> {
+        check::home(&self.queue.device, [("k", k.device()), ("v", v.device())])
+    }
+
+    fn check_prefill(
+        &self,
+        q: &DeviceTensor<'_>,
+        k: &DeviceTensor<'_>,
+        v: &DeviceTensor<'_>,
+        params: &DeviceAttendParams<'_>,
+        out: &DeviceTensorMut<'_>,
+        lse: Option<&DeviceSliceMut<'_, f32>>,
+    ) -> Result<()> {
+        launch::check_prefill(&self.queue.device, &self.config, [q, k, v], params, out, lse)
+    }
+
     fn begin(&mut self, step: &Step) -> Result<()> {
         self.begin_on_device(step)
     }
@@ -103,6 +120,12 @@ impl Backend for Cuda {
                 }
             }
             params.fixed_split = Some(params.fixed_split.unwrap_or(split.pages));
+        } else if params.fixed_split.is_some() {
+            return Err(Error::Unsupported {
+                what: "fixed_split",
+                got: "a cache without memory for it".into(),
+                why: "build the cache with CudaOptions::with_fixed_split".into(),
+            });
         }
         launch::attend(
             &self.queue.device,

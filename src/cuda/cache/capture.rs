@@ -90,7 +90,7 @@ impl PagedKvCache<Cuda> {
         self.reserve_all(&step)?;
         self.state.begin_step(&step.batch())?;
         self.state.step.clear();
-        self.backend.staging.captured.push(Arc::clone(&step.memory));
+        self.backend.staging.captured.push((Arc::clone(&step.memory), false));
         Ok(step)
     }
 
@@ -101,7 +101,7 @@ impl PagedKvCache<Cuda> {
     /// As [`begin_step`](Self::begin_step); [`Error::Unsupported`] if the stream captures nothing, or for a step of another
     /// cache; [`Error::Capacity`] if the pool lacks blocks for the first replay.
     pub fn capture_step(&mut self, step: &CapturedStep) -> Result<()> {
-        self.own(step)?;
+        let at = self.own(step)?;
         self.state.no_open_step()?;
         self.reserve_all(step)?;
         self.state.begin_step(&step.batch())?;
@@ -109,6 +109,7 @@ impl PagedKvCache<Cuda> {
         self.backend.staging.capture = Some(Arc::clone(&step.memory));
         let opened = self.begin_on_backend();
         self.backend.staging.capture = None;
+        self.backend.staging.captured[at].1 |= opened.is_ok();
         opened
     }
 
@@ -121,9 +122,16 @@ impl PagedKvCache<Cuda> {
     ///
     /// # Errors
     /// As [`begin_step`](Self::begin_step); [`Error::Capacity`] if the pool has too few blocks; [`Error::Unsupported`] for a step
-    /// of another cache. The graph must not be launched then.
+    /// of another cache, or one that no stream has captured. The graph must not be launched then.
     pub fn advance(&mut self, step: &CapturedStep) -> Result<()> {
-        self.own(step)?;
+        let at = self.own(step)?;
+        if !self.backend.staging.captured[at].1 {
+            return Err(Error::Unsupported {
+                what: "a captured step",
+                got: "one that is only prepared".into(),
+                why: "no graph has it; call capture_step on a stream that captures first".into(),
+            });
+        }
         self.state.no_open_step()?;
         self.reserve_all(step)?;
         self.state.begin_step(&step.batch())?;
@@ -154,11 +162,10 @@ impl PagedKvCache<Cuda> {
         Ok(())
     }
 
-    fn own(&self, step: &CapturedStep) -> Result<()> {
-        if self.backend.staging.captured.iter().any(|m| Arc::ptr_eq(m, &step.memory)) {
-            return Ok(());
-        }
-        Err(Error::Unsupported {
+    /// Which of the cache's captured steps it is.
+    fn own(&self, step: &CapturedStep) -> Result<usize> {
+        let at = self.backend.staging.captured.iter().position(|(m, _)| Arc::ptr_eq(m, &step.memory));
+        at.ok_or_else(|| Error::Unsupported {
             what: "a captured step",
             got: "one of another cache".into(),
             why: "it is replayed with the cache that prepared it".into(),
@@ -198,6 +205,10 @@ impl KvCache<Cuda> {
     /// # Errors
     /// As there.
     pub fn prepare_capture(&mut self, tokens: usize) -> Result<CapturedStep> {
+        if tokens == 0 {
+            let why = "a step has at least one new token".into();
+            return Err(Error::Unsupported { what: "tokens", got: "0".into(), why });
+        }
         let n = self.seats.len();
         let rows = tokens.checked_mul(n).filter(|r| *r <= i32::MAX as usize).ok_or(Error::Capacity {
             what: "rows of a step",

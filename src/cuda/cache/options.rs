@@ -134,7 +134,7 @@ impl PagedKvCache<Cuda> {
     /// an open step its remaining layers go to the new stream. Graphs keep what they captured.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a stream of another device; [`Error::Cuda`] if the driver refuses.
+    /// [`Error::Unsupported`] for a stream of another device or context; [`Error::Cuda`] if the driver refuses.
     pub fn set_stream(&mut self, stream: impl Into<CacheStream>) -> Result<()> {
         self.backend.queue.change(stream.into())
     }

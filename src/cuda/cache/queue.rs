@@ -54,7 +54,25 @@ impl CacheStream {
                 got: format!("a stream of device {}", s.context().ordinal()),
                 why: format!("the cache is on device {}; take a stream of its context", device.ordinal()),
             }),
-            _ => Ok(()),
+            Kind::Owned(_) => Ok(()),
+            // Null and CUDA's special handles are of any device.
+            Kind::Raw(handle) if (*handle as usize) < 3 => Ok(()),
+            Kind::Raw(handle) => {
+                let here = device.context();
+                here.bind_to_thread().map_err(failed("the context"))?;
+                let mut context = std::ptr::null_mut();
+                // SAFETY: `from_raw`'s caller vouches for the stream.
+                let asked = unsafe { sys::cuStreamGetCtx((*handle).cast(), &mut context) };
+                asked.result().map_err(failed("the stream"))?;
+                if context == here.cu_ctx() {
+                    return Ok(());
+                }
+                Err(Error::Unsupported {
+                    what: "stream",
+                    got: "a stream of another context".into(),
+                    why: format!("the cache is in the primary context of device {}", device.ordinal()),
+                })
+            }
         }
     }
 }

@@ -134,8 +134,8 @@ pub(super) struct Staging {
     next: usize,
     /// Where the step that is being captured takes its batch from.
     pub(super) capture: Option<Arc<Pinned>>,
-    /// Memory that graphs read, for the life of the cache.
-    pub(super) captured: Vec<Arc<Pinned>>,
+    /// Memory that graphs read, for the life of the cache, and whether a graph does.
+    pub(super) captured: Vec<(Arc<Pinned>, bool)>,
 }
 
 #[derive(Debug)]

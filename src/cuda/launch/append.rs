@@ -4,7 +4,7 @@ use crate::config::{CacheConfig, LayerConfig};
 use crate::cuda::abi::{QKV_BF16, QKV_F16, QkvAppend};
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceSlice, DeviceSliceMut, DeviceTensor, RawStream, check, parameters};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 use crate::format::Format;
 use crate::layout::{OperandLayout, PageLayout, TILE};
 use crate::quant::affine::MAX_GROUP;
@@ -67,7 +67,7 @@ pub fn page_bytes(config: &CacheConfig, layer: usize) -> Result<usize> {
 
 pub(super) fn layer_of(config: &CacheConfig, layer: usize) -> Result<&LayerConfig> {
     let limit = config.layers.len();
-    config.layers.get(layer).ok_or(Error::OutOfRange { what: "layer", got: layer as i64, limit })
+    config.layers.get(layer).ok_or(Error::OutOfRange { what: "layer", got: index(layer), limit })
 }
 
 /// Shared memory of a block: (tile, codes, pairs) in bytes. The same for keys and values, so each is the larger of the two.
@@ -128,7 +128,7 @@ fn blocks_of(memory: &LayerMemory<'_>, block_bytes: usize) -> Result<usize> {
         return Err(Error::Shape {
             what: "pages",
             expected: format!(
-                "a multiple of {block_bytes} bytes, of which a block is (page_bytes times kv heads)"
+                "a multiple of {block_bytes} bytes, which is a block (page_bytes times kv heads)"
             ),
             got: format!("{} bytes", memory.pages.len()),
         });

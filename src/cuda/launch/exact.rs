@@ -4,7 +4,7 @@ use crate::config::CacheConfig;
 use crate::cuda::abi::QkvExactRows;
 use crate::cuda::device::Kernel;
 use crate::cuda::{Device, DeviceTensorMut, RawStream, check};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, index};
 
 const THREADS: u32 = 128;
 
@@ -33,7 +33,7 @@ pub fn exact_rows(
     check::same_dims("value", [len, c.kv_heads, c.value_dim], value.dims())?;
     check::count("tokens", len)?;
     if seat >= c.max_sequences {
-        return Err(Error::OutOfRange { what: "seat", got: seat as i64, limit: c.max_sequences });
+        return Err(Error::OutOfRange { what: "seat", got: index(seat), limit: c.max_sequences });
     }
     if packed > len {
         return Err(Error::BeyondLength { what: "exact_rows (tokens in pages)", got: packed, len });

@@ -42,6 +42,7 @@ pub use hadamard::hadamard;
 pub use merge::merge_states;
 pub use pages::{GatherInputs, PageList, check_copies, convert_pages, copy_blocks, gather};
 pub use params::DeviceAttendParams;
+pub(crate) use prefill::check_prefill;
 pub use prefill::{prefill, prefill_scratch};
 pub use quantize::{quantize, quantize_with};
 pub use step::{DeviceBatch, STATUS_WORDS, STEP_WORDS, StepMemory, begin_step, read_status};

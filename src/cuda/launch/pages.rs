@@ -79,7 +79,7 @@ pub fn copy_blocks(
 /// [`Error::Length`] for an odd number of elements, [`Error::OutOfRange`] for a block that the pool does not have,
 /// [`Error::Unsupported`] for a block that two pairs write, or that one writes and another reads.
 pub fn check_copies(pairs: &[i32], blocks: usize) -> Result<()> {
-    check::len("pairs", pairs.len() / 2 * 2, pairs.len())?;
+    check::len("pairs (from and to of each copy)", pairs.len().next_multiple_of(2), pairs.len())?;
     let moves = || pairs.chunks_exact(2).map(|p| (p[0], p[1])).filter(|p| p.0 != -1 && p.1 != -1);
     for block in moves().flat_map(|p| [p.0, p.1]) {
         if usize::try_from(block).map_or(true, |b| b >= blocks) {

@@ -56,7 +56,8 @@ impl<'a> DeviceAttendParams<'a> {
     }
 
     /// Batch invariance: each sequence is cut every so many pages of 64 tokens. Fewer pages spread few sequences over more of the
-    /// device; more take less workspace and fewer joins. 8 to 64 are usual.
+    /// device; more take less workspace and fewer joins. 8 to 64 are usual. A cache takes it if it was built with
+    /// [`CudaOptions::with_fixed_split`](crate::cuda::CudaOptions::with_fixed_split).
     pub fn with_fixed_split(self, pages: usize) -> Self {
         Self { fixed_split: Some(pages), ..self }
     }

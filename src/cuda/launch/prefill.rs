@@ -48,6 +48,39 @@ const fn decoded_bytes(key_dim: usize, value_dim: usize) -> usize {
     TILE * 2 * (key_dim + 8) + TILE * 2 * value_dim + 16
 }
 
+/// What prefill does not take of a cache's step, besides shapes.
+pub(crate) fn check_prefill(
+    device: &Device,
+    config: &CacheConfig,
+    [q, k, v]: [&DeviceTensor<'_>; 3],
+    params: &DeviceAttendParams<'_>,
+    out: &DeviceTensorMut<'_>,
+    lse: Option<&DeviceSliceMut<'_, f32>>,
+) -> Result<()> {
+    for (what, x) in [("q", q), ("k", k), ("v", v)] {
+        if x.dtype() == Dtype::F32 {
+            return Err(Error::Unsupported {
+                what,
+                got: "F32".into(),
+                why: "prefill multiplies on f16 tensor cores; give F16 or BF16".into(),
+            });
+        }
+    }
+    instance(config)?;
+    check::home(
+        device,
+        [
+            ("q", q.device()),
+            ("k", k.device()),
+            ("v", v.device()),
+            ("out", out.device()),
+            ("lse", lse.and_then(DeviceSliceMut::device)),
+            ("sink_logits", params.sink_logits.and_then(|s| s.device())),
+            ("bidirectional", params.bidirectional.and_then(|s| s.device())),
+        ],
+    )
+}
+
 /// The kernels for heads like that.
 fn instance(c: &CacheConfig) -> Result<&'static (Kernel, Kernel, usize, usize)> {
     INSTANCES.iter().find(|i| c.key_dim <= i.2 && c.value_dim <= i.3).ok_or_else(|| Error::Unsupported {
@@ -154,15 +187,7 @@ pub fn prefill(
     check::same_dims("v", [rows, c.kv_heads, c.value_dim], v.dims())?;
     check::same_dims("out", [rows, query_heads, c.value_dim], out.dims())?;
     let group = query_group(query_heads, c.kv_heads)?;
-    for (what, x) in [("q", q), ("k", k), ("v", v)] {
-        if x.dtype() == Dtype::F32 {
-            return Err(Error::Unsupported {
-                what,
-                got: "F32".into(),
-                why: "prefill multiplies on f16 tensor cores; give F16 or BF16".into(),
-            });
-        }
-    }
+    check_prefill(device, c, [q, k, v], params, out, lse.as_ref())?;
     let (kernel, decode, key_dim, value_dim) = instance(c)?;
     params.check(query_heads)?;
     if let Some(lse) = &lse {
@@ -180,19 +205,7 @@ pub fn prefill(
     if let Some(scratch) = scratch.as_ref().filter(|s| !s.is_empty()) {
         check::address("scratch", scratch.address(), 16)?;
     }
-    check::home(
-        device,
-        [
-            ("q", q.device()),
-            ("k", k.device()),
-            ("v", v.device()),
-            ("out", out.device()),
-            ("lse", lse.as_ref().and_then(DeviceSliceMut::device)),
-            ("scratch", scratch.as_ref().and_then(DeviceSliceMut::device)),
-            ("sink_logits", params.sink_logits.and_then(|s| s.device())),
-            ("bidirectional", params.bidirectional.and_then(|s| s.device())),
-        ],
-    )?;
+    check::home(device, [("scratch", scratch.as_ref().and_then(DeviceSliceMut::device))])?;
     memory.home(device)?;
     step.home(device)?;
     batch.home(device)?;
