@@ -94,6 +94,7 @@ struct AnyKeys {
     const float unit = affine ? power_of_two(24) : 1.0f;
     uint4* a = staged(stage, lane);
     const uint8_t* steps = pairs;
+    uint32_t factor = 0;
     // Of this page: nothing of it is kept for the next one.
 #pragma unroll
     for (int j = 0; j < 2 * NT; j++) fold.zero[j] = 0;
@@ -102,6 +103,7 @@ struct AnyKeys {
       if (channel && (mt == 0 || (mt == 2 && f.group == 32))) {
         steps = pairs + (mt == 0 ? 0 : 4 * D);
         prepare(q, steps, (int)f.bits, lane, fold);
+        factor = fold.factor();
       }
       float zero[NT][4];
 #pragma unroll
@@ -129,7 +131,7 @@ struct AnyKeys {
 #pragma unroll
             for (int nt = 0; nt < NT; nt++) {
               uint2 b = q.page[nt][kb][lane];
-              if (channel) b = fold.scaled(b, step);
+              if (channel) b = fold.scaled(b, step, factor);
               mma_any(sum[nt], a[32 * (kb - first)], b, bfloat);
               if (bfloat) mma_any(sum[nt], a[32 * (kb - first)], q.page_low[nt][kb][lane], true);
             }
@@ -184,13 +186,14 @@ struct AnyKeys {
       for (int nt = 0; nt < NT; nt++) mma_any(sums[nt], make_uint4(m.x, w.x, m.y, w.y), q.page[nt][kb][lane], false);
     }
     fold.choose(fmaxf(half_to_float((uint16_t)most), half_to_float((uint16_t)(most >> 16))));
+    const uint32_t factor = fold.factor();
     const uint4 ones = make_uint4(0x3c003c00, 0x3c003c00, 0x3c003c00, 0x3c003c00);
     // The same products as in `scores`, made here for their sums only.
 #pragma unroll 1
     for (int kb = 0; kb < kSteps; kb++) {
       const uint2 step = load_cached8(steps + kb * 8);
 #pragma unroll
-      for (int nt = 0; nt < NT; nt++) mma_any(rounded[nt], ones, fold.scaled(q.page[nt][kb][lane], step), false);
+      for (int nt = 0; nt < NT; nt++) mma_any(rounded[nt], ones, fold.scaled(q.page[nt][kb][lane], step, factor), false);
     }
     const float step_unit = 1 / (kChannelScale * fold.inverse), unit = middle_code(bits) * fold.inverse;
 #pragma unroll

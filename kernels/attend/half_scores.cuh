@@ -43,9 +43,8 @@ struct Folded {
     return h | h << 16;
   }
 
-  // Products of queries and steps as they enter the tensor cores.
-  __device__ __forceinline__ uint2 scaled(uint2 q, uint2 step) const {
-    const uint32_t f = factor();
+  // Products of queries and steps as they enter the tensor cores. `f`: `factor()`, made once a group.
+  static __device__ __forceinline__ uint2 scaled(uint2 q, uint2 step, uint32_t f) {
     return make_uint2(mul_half2(q.x, mul_half2(step.x, f)), mul_half2(q.y, mul_half2(step.y, f)));
   }
 };
