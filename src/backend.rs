@@ -87,7 +87,8 @@ pub trait Backend: sealed::Sealed + Debug + Sized {
     /// # Errors
     /// As the [module](self) says; so for all below.
     fn set_lengths(&mut self, seat: Seat, len: usize, packed: usize) -> Result<()>;
-    /// Refuses new keys and values that only this backend does not take. Called before a step opens.
+    /// Refuses new keys and values that `append` would. Called before a step opens on the caller's behalf: a refusal in it would cost the
+    /// last one.
     ///
     /// # Errors
     /// Tensors of another device.

@@ -170,7 +170,7 @@ impl<B: Backend> KvCache<B> {
     }
 
     /// Checks keys and values, then opens the step if none is open: after this the append cannot fail but for a layer
-    /// that has appended, and for what the backend does not take.
+    /// that has appended.
     fn begin(
         &mut self,
         layer: usize,
@@ -180,6 +180,7 @@ impl<B: Backend> KvCache<B> {
     ) -> Result<()> {
         let rows = B::describe(k).0[0];
         self.cache.check_kv(rows, k, v)?;
+        self.cache.backend.check_append(k, v)?;
         self.step(layer, rows, starts)
     }
 
@@ -236,6 +237,7 @@ impl<B: Backend> KvCache<B> {
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.check_prefill(B::describe(k).0[0], q, k, v, params, out, lse.as_ref())?;
+        self.cache.backend.check_prefill(q, k, v, params, out, lse.as_ref())?;
         self.in_step(layer, k, v, None, |cache| cache.prefill(layer, q, k, v, params, out, lse))
     }
 
@@ -256,6 +258,7 @@ impl<B: Backend> KvCache<B> {
         lse: Option<B::Lse<'_>>,
     ) -> Result<()> {
         self.cache.check_prefill(B::describe(k).0[0], q, k, v, params, out, lse.as_ref())?;
+        self.cache.backend.check_prefill(q, k, v, params, out, lse.as_ref())?;
         self.in_step(layer, k, v, Some(query_start), |cache| cache.prefill(layer, q, k, v, params, out, lse))
     }
 

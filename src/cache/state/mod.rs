@@ -207,6 +207,11 @@ impl State {
         }
     }
 
+    /// Whether a seat has this block.
+    pub(crate) fn is_owned(&self, block: i32) -> bool {
+        block >= 0 && self.seats.iter().any(|s| s.table.contains(&block))
+    }
+
     /// Puts a block taken with `allocate_block` into the table; the seat owns it from here on.
     pub(crate) fn set_block(&mut self, seat: Seat, tile: usize, block: i32) -> Result<()> {
         let s = self.seat(seat)?;
